@@ -1,0 +1,67 @@
+"""What can go wrong, by type. Every message says what was got, what is allowed and what to do next.
+
+All inherit `MemcoreError`, so `except memcore.MemcoreError` catches everything that memcore raises on purpose.
+After any of them nothing is half-written.
+"""
+
+from __future__ import annotations
+
+
+class MemcoreError(Exception):
+    """The root of all errors that memcore raises on purpose."""
+
+
+class InvalidInput(MemcoreError, ValueError):
+    """A value from outside that the gate refuses."""
+
+
+class DimensionMismatch(InvalidInput):
+    """A vector whose width is not the store's."""
+
+
+class EmbedderMismatch(MemcoreError):
+    """The store was written with another embedder than the one it is opened with."""
+
+
+class ScopeError(InvalidInput):
+    """A scope that is missing, blank or not a text. Scopes fail closed: nothing is read or written."""
+
+
+class NotFound(MemcoreError, KeyError):
+    """No such record in this scope."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message, quotes and all
+        return str(self.args[0]) if self.args else ""
+
+
+class VersionConflict(MemcoreError):
+    """`if_version` did not match: someone else wrote first. `expected` and `found` carry both versions."""
+
+    def __init__(self, message: str, *, expected: int, found: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.found = found
+
+
+class StoreError(MemcoreError):
+    """The root of the errors about the store's files. `MemcoreError` with a path in its message."""
+
+
+class StoreCorrupt(StoreError):
+    """A file of the store does not hold what it should."""
+
+
+class StoreLocked(StoreError):
+    """Another process holds the store."""
+
+
+class StoreReadOnly(StoreError):
+    """The store's place cannot be written."""
+
+
+class FormatTooNew(StoreError):
+    """The file was written by a newer memcore."""
+
+
+class MissingExtra(MemcoreError, ImportError):
+    """An optional package is not installed; the message gives the pip command."""
