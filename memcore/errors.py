@@ -59,6 +59,10 @@ class StoreReadOnly(StoreError):
     """The store's place cannot be written."""
 
 
+class StoreClosed(StoreError):
+    """The store was closed; open it again."""
+
+
 class FormatTooNew(StoreError):
     """The file was written by a newer memcore."""
 

@@ -1,0 +1,45 @@
+"""How alike are two vectors? Dot products of L2-normalised rows, which are their cosines."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from memcore_kernels.settings import exact_kernel, kernel
+
+
+@kernel
+def dot32(row: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> np.float32:
+    """The dot product in float32, summed in any order: for screening, |error| <= d * 2^-24 * |row| * |query|."""
+    total = np.float32(0)
+    for j in range(query.size):
+        total += row[j] * query[j]
+    return total
+
+
+@exact_kernel
+def dot64(row: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> float:
+    """The dot product in float64, in a fixed order: the same bits for the same two rows, whoever asks.
+
+    Four running sums (elements 0, 4, 8 …; 1, 5, 9 …; and so on), added in pairs, then the rest one by one.
+    """
+    a = b = c = d = 0.0
+    whole = query.size - query.size % 4
+    for j in range(0, whole, 4):
+        a += np.float64(row[j]) * np.float64(query[j])
+        b += np.float64(row[j + 1]) * np.float64(query[j + 1])
+        c += np.float64(row[j + 2]) * np.float64(query[j + 2])
+        d += np.float64(row[j + 3]) * np.float64(query[j + 3])
+    total = (a + b) + (c + d)
+    for j in range(whole, query.size):
+        total += np.float64(row[j]) * np.float64(query[j])
+    return total
+
+
+@exact_kernel
+def cosines(
+    vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], query: npt.NDArray[np.float32], out: npt.NDArray[np.float64]
+) -> None:
+    """out[i] = dot64(vectors[rows[i]], query). `vectors` float32 `(n, d)`, `rows` int64 `(m,)`, `out` float64 `(m,)`."""
+    for i in range(rows.size):
+        out[i] = dot64(vectors[rows[i]], query)

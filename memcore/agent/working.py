@@ -1,0 +1,84 @@
+"""What does the live conversation still hold? First in, first out, within a number of entries and a budget of tokens.
+
+The first system message and the last message always stay, whatever the limits say. What falls out is not lost: it stays
+in the store and becomes episodic, with the rest of the conversation, when the session ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memcore import gate
+
+if TYPE_CHECKING:
+    from memcore.memory import Scope
+    from memcore.schema import Record
+
+CountTokens = Callable[[str], int]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a language model sees in a text: one for each four bytes of UTF-8, rounded up.
+
+    English is close to four characters a token; accents and other scripts, which take more bytes, take more tokens too.
+    """
+    return -(-len(text.encode()) // 4)
+
+
+def evicted(sizes: Sequence[int], system: Sequence[bool], capacity: int, budget: int | None) -> list[int]:
+    """Which entries, oldest first, must leave: `sizes` in tokens and `system` (is it a system message?), oldest first.
+
+    Never the first system message, never the last entry; so those two may exceed the limits on their own.
+    """
+    kept = set(range(len(sizes)))
+    fixed = {len(sizes) - 1} | ({list(system).index(True)} if True in system else set())
+    total = sum(sizes)
+    gone = []
+    for place in range(len(sizes)):
+        if len(kept) <= capacity and (budget is None or total <= budget):
+            break
+        if place not in fixed:
+            kept.remove(place)
+            total -= sizes[place]
+            gone.append(place)
+    return gone
+
+
+class Working:
+    """The live conversation of one scope (its session and role), as messages.
+
+        chat = ops.working()
+        chat.add("user", "the checkout is down")
+        chat.messages()      # [{"role": "user", "content": "the checkout is down"}]
+        chat.end()           # all of it, evicted messages too, becomes episodic
+
+    The same entries are written by `remember(text, kind="working")` and read by `list(kinds="working")`.
+    """
+
+    def __init__(self, scope: Scope, count_tokens: CountTokens) -> None:
+        self._scope = scope
+        self._count_tokens = count_tokens
+
+    def add(self, role: str, content: str, *, now: Any = None, **fields: Any) -> Record:
+        """Appends a message; `role` is system, user, assistant or tool. Other arguments as for `remember`."""
+        metadata = {**(fields.pop("metadata", None) or {}), "role": gate.choice(role, "role", ROLES)}
+        return self._scope.remember(content, kind="working", metadata=metadata, now=now, **fields)
+
+    def entries(self, *, now: Any = None) -> list[Record]:
+        """The messages it still holds, oldest first, as records."""
+        return list(self._scope.list(kinds="working", now=now))
+
+    def messages(self, *, now: Any = None) -> list[dict[str, str]]:
+        """The messages it still holds, oldest first, in the form chat models take."""
+        return [{"role": e.metadata.get("role", "user"), "content": e.content} for e in self.entries(now=now)]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of what it holds, by the store's `count_tokens`."""
+        return sum(self._count_tokens(entry.content) for entry in self.entries())
+
+    def end(self, *, now: Any = None) -> list[str]:
+        """Ends the session; the ids of its messages, all of them episodic now. See `Scope.end_session`."""
+        return self._scope.end_session(now=now)

@@ -1,0 +1,222 @@
+"""The static embedder is wordllama's, loaded from its wheel, and reads texts as its docstring says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memcore
+from memcore.embed import StaticEmbedder, static
+
+EMBEDDER = StaticEmbedder()
+
+
+def test_name_width_and_fingerprint():
+    assert EMBEDDER.name == "static"
+    assert EMBEDDER.dim == 256
+    assert EMBEDDER.fingerprint == f"static/wordllama-{metadata.version('wordllama')}/l2_supercat/256/1"
+
+
+def test_a_lower_case_text_with_single_spaces_is_as_wordllama_embeds_it(python):
+    code = """
+        import warnings
+        from pathlib import Path
+        import numpy as np
+        import wordllama
+        from memcore.embed import StaticEmbedder
+
+        texts = [
+            "http 504 on /billing after the deploy of 12:31",
+            "o pagamento não foi concluído, tente outra vez!",
+            "x", "naïve café", "日本語の文章です", "👍🏽 done", "srv-prod-db01.internal:5432", "a " * 300 + "b",
+            "http://example.com/a/very/long/path?with=parameters&and=more&until=it&is=longer&than=32",
+        ]
+        model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
+        assert np.abs(StaticEmbedder().embed(texts) - model.embed(texts, norm=True)).max() < 1e-6
+    """
+    python(code, options=())  # whatever warnings the import of wordllama's own dependencies brings
+
+
+def test_loading_needs_no_network_and_leaves_logging_alone(python):
+    code = """
+        import logging, socket
+
+        def refuse(*arguments, **named):
+            raise AssertionError("the network was asked")
+
+        socket.socket = socket.create_connection = socket.getaddrinfo = refuse
+        from memcore.embed import StaticEmbedder
+
+        assert StaticEmbedder().embed(["disk full"]).any()
+        assert logging.getLogger().handlers == [], "a library must not configure the program's logging"
+    """
+    python(code)
+
+
+def test_two_first_calls_at_once_load_once(monkeypatch):
+    loads = []
+
+    def slow_load():
+        loads.append(threading.get_ident())
+        time.sleep(0.05)  # holds the door open for the other thread
+        return load()
+
+    load = static._load
+    monkeypatch.setattr(static, "_load", slow_load)
+    monkeypatch.setattr(static, "_loaded", None)
+    gate, rows = threading.Barrier(2), []
+
+    def first():
+        gate.wait()
+        rows.append(StaticEmbedder().embed(["disk full"]))
+
+    threads = [threading.Thread(target=first) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
+    assert len(rows) == 2
+    assert rows[0].tobytes() == rows[1].tobytes() == EMBEDDER.embed(["disk full"]).tobytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX")
+def test_a_fork_after_use_embeds_the_same_and_says_nothing(python):
+    code = """
+        import os
+        from memcore.embed import StaticEmbedder
+
+        texts = [f"disk {i} full" for i in range(500)]
+        before = StaticEmbedder().embed(texts)
+        child = os.fork()
+        if child == 0:
+            same = StaticEmbedder().embed(texts + ["never seen beforehand"])[:500].tobytes() == before.tobytes()
+            os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert "TOKENIZERS_PARALLELISM" not in os.environ
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    python(code, env=environment)
+
+
+PARAPHRASES = [
+    # text, the same in other words, about something else
+    ("the payment service timed out", "billing requests took too long", "the cat sleeps on the sofa"),
+    ("she was promoted to manager", "her company gave her a better job", "it rained all night in the mountains"),
+    ("the database ran out of disk space", "no storage left on the sql server", "we watched a movie with friends"),
+    # Portuguese parts less well: shared little words alone give 0.2, and pairs without a word of sense in common
+    # ("ficou sem memória", "faltou ram na máquina") can fall under it.
+    ("o servidor ficou sem memória", "acabou a memória da máquina", "a receita leva ovos e farinha"),
+    (
+        "o cliente pediu o reembolso da compra",
+        "o consumidor quer o dinheiro de volta",
+        "o trem parte cedo para a praia",
+    ),
+    ("o pagamento foi recusado pelo banco", "a cobrança do cartão não passou", "choveu a noite toda na serra"),
+    ("a reunião foi adiada para quinta-feira", "mudaram o encontro para outro dia", "o gato dorme no sofá da sala"),
+]
+
+
+@pytest.mark.parametrize(("text", "paraphrase", "unrelated"), PARAPHRASES)
+def test_a_paraphrase_is_nearer_than_something_else(text, paraphrase, unrelated):
+    a, b, c = EMBEDDER.embed([text, paraphrase, unrelated])
+    assert a @ b > a @ c + 0.05
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "NÃO HÁ Conexão",
+        "na\u0303o ha\u0301 conexa\u0303o",  # NFD
+        "  não\r\n\thá\u00a0 conexão \n",
+        "ｎão há conexão",  # full width, as NFKC folds it
+    ],
+)
+def test_case_unicode_form_and_white_space_do_not_count(other):
+    a, b = EMBEDDER.embed(["não há conexão", other])
+    assert (a == b).all()
+
+
+def test_accents_count():
+    a, b = EMBEDDER.embed(["não há conexão", "nao ha conexao"])
+    assert (a != b).any()
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80))
+def test_words_are_tokenised_as_the_whole_text_would_be(text):
+    """The ground for reading word by word: no token of the vocabulary has a space after anything but spaces."""
+    tables, words = static._tables(), text.split()
+    together = tables.encode(" ".join(words))
+    assert list(together) == [token for word in words for token in tables.encode(word)]
+
+
+def test_special_tokens_in_a_text_are_characters():
+    tables = static._tables()
+    for special, row in (("<unk>", 0), ("<s>", 1), ("</s>", 2)):
+        assert row not in tables.encode(special)
+        assert len(tables.encode(special)) >= 3
+
+
+def test_a_lone_surrogate_is_read_as_a_question_mark():
+    a, b = EMBEDDER.embed(["disk \udc80 full", "disk ? full"])
+    assert (a == b).all()
+
+
+def test_each_word_counts_however_long_the_text():
+    """Blocks of tokens are added up: a million characters of two words lie where the two words lie."""
+    a, b = EMBEDDER.embed(["disk full " * 100_000, "disk full"])
+    assert np.abs(a - b).max() < 2e-6
+
+
+MISSING = (
+    "the static embedder needs the package wordllama, {how}: pip install wordllama, or pass embedder='hashed', which "
+    "needs no model"
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")
+@pytest.mark.parametrize("use", ["StaticEmbedder().fingerprint", "StaticEmbedder().embed(['a'])"])
+def test_without_wordllama_the_error_says_what_to_install(python, tmp_path, use):
+    link_packages(tmp_path)
+    assert fault(python, tmp_path, use) == MISSING.format(how="which is not installed")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")
+def test_without_its_weights_the_error_names_the_file(python, tmp_path):
+    link_packages(tmp_path)
+    (tmp_path / "wordllama").mkdir()
+    (tmp_path / "wordllama" / "__init__.py").touch()
+    assert fault(python, tmp_path, "StaticEmbedder().embed(['a'])") == MISSING.format(
+        how="whose installed version comes without l2_supercat_256.safetensors"
+    )
+
+
+def link_packages(folder: Path) -> None:
+    """Makes `folder` a site-packages with memcore and NumPy, and without wordllama."""
+    site = Path(np.__file__).parent.parent
+    for entry in (Path(memcore.__file__).parent, *site.glob("numpy*")):
+        (folder / entry.name).symlink_to(entry)
+
+
+def fault(python: Callable[..., str], site: Path, use: str) -> str:
+    """The text of the MissingExtra that `use` raises in a Python that sees only `site`."""
+    code = f"""
+        from memcore.embed import StaticEmbedder
+        from memcore.errors import MissingExtra
+        try:
+            {use}
+        except MissingExtra as error:
+            print(error)
+    """
+    return python(code, options=["-S"], env={**os.environ, "PYTHONPATH": str(site)})
