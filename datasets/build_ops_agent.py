@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -43,11 +43,11 @@ EVIDENCE_KINDS = ("episodic", "semantic")
 TRIVIAL_IMPORTANCE = 0.2
 
 HEADER = re.compile(r"^@ (?P<date>\d{4}-\d\d-\d\d) (?P<session>\S+) (?P<role>\S+)$")
-EVENT = re.compile(r"^(?P<clock>\d\d:\d\d) (?P<kind>[espw]) (?P<importance>1|0?\.\d+)(?P<options>.*?) \| (?P<text>\S.*)$")
-OPTION = re.compile(r"\s*(?:\{(?P<meta>[^}]*)\}|#(?P<label>[\w-]+)|(?P<name>key|role)=(?P<value>\S+))")
-QUESTION = re.compile(
-    r"^= (?P<category>\w+) \| (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d) \|(?P<labels>[\w\s-]*)$"
+EVENT = re.compile(
+    r"^(?P<clock>\d\d:\d\d) (?P<kind>[espw]) (?P<importance>1|0?\.\d+)(?P<options>.*?) \| (?P<text>\S.*)$"
 )
+OPTION = re.compile(r"\s*(?:\{(?P<meta>[^}]*)\}|#(?P<label>[\w-]+)|(?P<name>key|role)=(?P<value>\S+))")
+QUESTION = re.compile(r"^= (?P<category>\w+) \| (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d) \|(?P<labels>[\w\s-]*)$")
 
 
 class SourceError(Exception):
@@ -128,7 +128,9 @@ def parse_events(path: Path) -> list[Event]:
             continue
         match = EVENT.match(line)
         if not match or header is None:
-            raise SourceError(f"{place}: an event is 'HH:MM kind importance options | text' under a session, got {line!r}")
+            raise SourceError(
+                f"{place}: an event is 'HH:MM kind importance options | text' under a session, got {line!r}"
+            )
         event = Event(
             place=place,
             time=datetime.fromisoformat(f"{header['date']}T{match['clock']}:00").replace(tzinfo=LOCAL),
@@ -142,7 +144,9 @@ def parse_events(path: Path) -> list[Event]:
         while rest.strip():
             option = OPTION.match(rest)
             if not option:
-                raise SourceError(f"{place}: unknown option {rest.strip()!r}; allowed: key=, role=, #label, {{metadata}}")
+                raise SourceError(
+                    f"{place}: unknown option {rest.strip()!r}; allowed: key=, role=, #label, {{metadata}}"
+                )
             if option["meta"] is not None:
                 event.metadata = parse_metadata(option["meta"], place)
             elif option["label"]:
@@ -151,7 +155,7 @@ def parse_events(path: Path) -> list[Event]:
                 event.key = option["value"]
             else:
                 event.agent_role = option["value"]
-            rest = rest[option.end():]
+            rest = rest[option.end() :]
         events.append(event)
     return events
 
@@ -165,7 +169,9 @@ def parse_questions(path: Path) -> list[Question]:
         if line.startswith("="):
             match = QUESTION.match(line)
             if not match:
-                raise SourceError(f"{place}: a question starts with '= category | YYYY-MM-DD HH:MM | labels', got {line!r}")
+                raise SourceError(
+                    f"{place}: a question starts with '= category | YYYY-MM-DD HH:MM | labels', got {line!r}"
+                )
             questions.append(
                 Question(
                     place=place,
@@ -236,14 +242,18 @@ def check_questions(questions: list[Question], events: list[Event]) -> None:
             if event.time >= q.time:
                 raise SourceError(f"{q.place}: evidence {label!r} is not earlier than the question")
             if event.kind not in EVIDENCE_KINDS:
-                raise SourceError(f"{q.place}: evidence {label!r} is {event.kind}; only {' and '.join(EVIDENCE_KINDS)} can be evidence")
+                raise SourceError(
+                    f"{q.place}: evidence {label!r} is {event.kind}; only {' and '.join(EVIDENCE_KINDS)} can be evidence"
+                )
             # An upsert hides the old value from recall: it cannot be found, so it is no evidence.
             if event.key:
                 for later in events:
                     if later.key == event.key and later.kind == event.kind and event.time < later.time <= q.time:
-                        raise SourceError(f"{q.place}: evidence {label!r} was replaced by {later.place} before the question")
+                        raise SourceError(
+                            f"{q.place}: evidence {label!r} was replaced by {later.place} before the question"
+                        )
             # A date asked in local time must be the same date for a reader who thinks in UTC.
-            if q.category == "by_time" and event.time.date() != event.time.astimezone(timezone.utc).date():
+            if q.category == "by_time" and event.time.date() != event.time.astimezone(UTC).date():
                 raise SourceError(f"{q.place}: evidence {label!r} falls on another date in UTC")
 
 
@@ -267,7 +277,9 @@ def build(sources: Path = SOURCES) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build datasets/ops_agent.jsonl from its sources.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file is not what the sources give")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if the file is not what the sources give"
+    )
     args = parser.parse_args(argv)
     try:
         text = build()
@@ -277,7 +289,9 @@ def main(argv: list[str] | None = None) -> int:
     data = text.encode("utf-8")
     if args.check:
         if not OUTPUT.exists() or OUTPUT.read_bytes() != data:
-            print(f"{OUTPUT.name} is not what the sources give; run: python datasets/build_ops_agent.py", file=sys.stderr)
+            print(
+                f"{OUTPUT.name} is not what the sources give; run: python datasets/build_ops_agent.py", file=sys.stderr
+            )
             return 1
         return 0
     OUTPUT.write_bytes(data)

@@ -196,11 +196,6 @@ class _Builder:
 
     def add(self, where: str, event: Event) -> None:
         try:
-            gate.metadata(event.metadata)
-        except InvalidInput as error:
-            self.problem(f"{where}: {error}; the metadata is left out")
-            event = replace(event, metadata={})
-        try:
             gate.text(event.content, "content")
             gate.scope_id(event.event_id, "the event id")
             gate.scope_id(event.session_id, "the session id")
@@ -210,6 +205,11 @@ class _Builder:
         if event.event_id in self.events:
             self.problem(f"{where}: event id {event.event_id!r} was used before; event skipped")
             return
+        try:
+            gate.metadata(event.metadata)
+        except InvalidInput as error:
+            self.problem(f"{where}: {error}; the metadata is left out")
+            event = replace(event, metadata={})
         self.events[event.event_id] = event
 
     def add_question(self, where: str, question: Question) -> None:

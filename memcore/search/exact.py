@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memcore.config import Weights
+from memcore.store.segment import NO_CODES, ROWS
 from memcore.store.snapshot import EVERY, Mask, Part, Snapshot
 from memcore_kernels import scan, topk
+from memcore_kernels.codes import query_codes
 from memcore_kernels.decay import BLOCK, known_terms
 
 THREADS = min(os.cpu_count() or 1, 8)
 PARALLEL_ROWS = 30_000  # rows from which a second thread gains more than the 40 µs that handing work over costs
+CODED_ROWS = 4_000  # rows from which int8 codes are worth having; below, the float32 rows fit the caches
 BATCH_BYTES = 64 << 20  # the float32 dot products of `best_many` held at once
 SPARE = 32  # candidates beyond k a query of a batch: enough that float32 ties rarely send it to the single scan
 
@@ -48,7 +51,8 @@ class Found:
     plan: str
     rows: int  # in the scope
     passed: int  # of them, through the filter
-    read: int  # vectors read
+    coded: int  # int8 rows read
+    read: int  # float32 vectors read
     scored: int  # rows scored in float64
 
 
@@ -57,30 +61,31 @@ def best(snapshot: Snapshot, masks: Sequence[Mask], query: F32 | None, ask: Ask)
     passed = _passed(snapshot, masks)
     k = min(ask.k, passed)
     if k == 0:
-        return Found(np.empty(0), np.empty(0, np.int64), "nothing to scan", snapshot.rows(), passed, 0, 0)
+        return Found(np.empty(0), np.empty(0, np.int64), "nothing to scan", snapshot.rows(), passed, 0, 0, 0)
     plain = query is None or not query.any()
     alpha = 0.0 if plain else ask.weights.alpha
     least = -np.inf if plain and ask.min_similarity <= 0 else ask.min_similarity
     if plain and least > 0:
-        return Found(np.empty(0), np.empty(0, np.int64), "no similarity", snapshot.rows(), passed, 0, 0)
+        return Found(np.empty(0), np.empty(0, np.int64), "no similarity", snapshot.rows(), passed, 0, 0, 0)
     asked = np.zeros(snapshot.dim, dtype=np.float32) if query is None else query
-    known, peaks = _known(snapshot, masks, ask)
-    top = np.array([p.max() for p in peaks])
-    visits = [int(i) for i in np.argsort(-top, kind="stable")]
-    orders = [np.argsort(-p, kind="stable") for p in peaks]
     threads = THREADS if passed >= PARALLEL_ROWS else 1
+    numbers, step, missed = query_codes(asked)
+    coded = [part.segment.codes() if passed >= CODED_ROWS else NO_CODES for part in snapshot.parts]
 
     def run(thread: int) -> tuple[Any, ...]:
         heap = _heap(k)
-        counts = np.zeros(3, dtype=np.int64)
-        for i in visits:
-            part, columns = snapshot.parts[i], snapshot.parts[i].columns
-            scan.scan(
-                columns["vector"], asked, known[i], peaks[i], orders[i], thread, threads,
-                columns["event_time"], columns["importance"], columns["id_hi"], columns["id_lo"],
-                ask.now, ask.decay_rate, alpha, ask.weights.beta, ask.weights.gamma, least, ask.min_score, part.base,
-                *heap, counts,
-            )  # fmt: skip
+        counts = np.zeros(4, dtype=np.int64)
+        scratch = _scratch()
+        for i in range(len(snapshot.parts) - 1, -1, -1):  # the newest first: the threshold is high from the start
+            part = snapshot.parts[i]
+            columns, blocks = part.columns, -(-part.n // BLOCK)
+            first, last = (min(blocks * t // threads * BLOCK, part.n) for t in (thread, thread + 1))
+            if first < last:
+                scan.scan(
+                    first, last, columns["vector"], asked, *coded[i], numbers, step, missed, masks[i],
+                    columns["event_time"], columns["importance"], columns["id_hi"], columns["id_lo"], ask.now, ask.decay_rate,
+                    alpha, ask.weights.beta, ask.weights.gamma, least, ask.min_score, part.base, *scratch, *heap, counts,
+                )  # fmt: skip
         size = int(counts[0])
         return (*(array[:size] for array in heap), counts)
 
@@ -89,7 +94,7 @@ def best(snapshot: Snapshot, masks: Sequence[Mask], query: F32 | None, ask: Ask)
     scores, positions = topk.ranked(*heap, k)
     counts = sum(r[5] for r in runs)
     plan = f"exact scan, {threads} thread{'s' if threads > 1 else ''}"
-    return Found(scores, positions, plan, snapshot.rows(), passed, int(counts[1]), int(counts[2]))
+    return Found(scores, positions, plan, snapshot.rows(), passed, *(int(n) for n in counts[1:]))
 
 
 def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask) -> list[Found]:
@@ -103,7 +108,7 @@ def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask)
     k = min(ask.k, passed)
     if k == 0 or len(queries) == 1:
         return [best(snapshot, masks, query, ask) for query in queries]
-    known, _ = _known(snapshot, masks, ask)
+    known = _known(snapshot, masks, ask)
     q, capacity = len(queries), min(k + SPARE + k // 8, passed)
     heaps = [np.stack([array] * q) for array in _heap(capacity)]
     sizes = np.zeros(q, dtype=np.int64)
@@ -143,7 +148,7 @@ def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask)
         if dropped > -np.inf and (len(scores) < k or scores[-1] <= dropped + error):
             found.append(best(snapshot, masks, queries[i], ask))
         else:
-            found.append(Found(scores, positions, "batched product", snapshot.rows(), passed, passed, size))
+            found.append(Found(scores, positions, "batched product", snapshot.rows(), passed, 0, passed, size))
     return found
 
 
@@ -153,22 +158,32 @@ def _passed(snapshot: Snapshot, masks: Sequence[Mask]) -> int:
     )
 
 
-def _known(snapshot: Snapshot, masks: Sequence[Mask], ask: Ask) -> tuple[list[F32], list[F32]]:
-    """For each part, the score terms that need no vector, and their peak in each block."""
+def _known(snapshot: Snapshot, masks: Sequence[Mask], ask: Ask) -> list[F32]:
+    """For each part, the score terms that need no vector."""
     known = [np.empty(part.n, dtype=np.float32) for part in snapshot.parts]
-    peaks = [np.empty(-(-part.n // BLOCK), dtype=np.float32) for part in snapshot.parts]
-    threads = THREADS if snapshot.rows() >= PARALLEL_ROWS else 1
 
     def run(thread: int) -> None:
-        for i in range(thread, len(known), threads):
+        for i in range(thread, len(known), THREADS):
             columns = snapshot.parts[i].columns
+            peaks = np.empty(-(-snapshot.parts[i].n // BLOCK), dtype=np.float32)
             known_terms(
                 columns["event_time"], columns["importance"], masks[i], ask.now, ask.decay_rate,
-                ask.weights.beta, ask.weights.gamma, known[i], peaks[i],
+                ask.weights.beta, ask.weights.gamma, known[i], peaks,
             )  # fmt: skip
 
-    _each(run, threads)
-    return known, peaks
+    _each(run, THREADS if snapshot.rows() >= PARALLEL_ROWS else 1)
+    return known
+
+
+_local = threading.local()
+
+
+def _scratch() -> tuple[F32, F32, npt.NDArray[np.int32]]:
+    """Room for a segment's known terms, bounds and sums, one set a thread: it stays in the cache from query to query."""
+    if not hasattr(_local, "scratch"):
+        _local.scratch = (np.empty(ROWS, np.float32), np.empty(ROWS, np.float32), np.empty(ROWS, np.int32))
+    scratch: tuple[F32, F32, npt.NDArray[np.int32]] = _local.scratch
+    return scratch
 
 
 def _heap(k: int) -> tuple[npt.NDArray[Any], ...]:

@@ -47,11 +47,15 @@ MUTABLE = ("access_count", "last_access", "retired_seq", "retired_at")
 _SPARSE = (*MUTABLE, "expires_at", "untrusted")
 FORGOTTEN = np.iinfo(np.int64).min
 
+NO_CODES = (np.zeros((0, 0), np.int8), np.zeros(0, np.float32), np.zeros(0, np.float32))
+for _array in NO_CODES:
+    _array.flags.writeable = False
+
 Columns = dict[str, Any]  # by the names of FIXED and TEXTS, and "vector"
 
 
 class Segment:
-    __slots__ = ("_arrays", "_ids", "_texts", "_touched", "_views", "dim", "forgotten", "n", "parsed", "sealed", "text_bytes")
+    __slots__ = ("_arrays", "_codes", "_ids", "_texts", "_touched", "_views", "dim", "forgotten", "kinds", "n", "parsed", "sealed", "text_bytes")
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -59,12 +63,14 @@ class Segment:
         self.sealed = False
         self.forgotten = 0  # rows that are forgotten and still lie here
         self.text_bytes = 0
+        self.kinds: set[int] = set()  # codes of the kinds that its rows have
         self._ids = (0, 0)  # the lowest and the highest id once sealed
         self.parsed: dict[str, list[Any]] = {}  # values of metadata keys that a filter has asked for
         self._touched: set[str] = set()
         self._arrays: Columns = self._allocate(_FIRST_ROWS)
         self._texts: dict[str, Any] = {name: [] for name in TEXTS}
         self._views: Columns | None = None
+        self._codes: tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
 
     def _allocate(self, rows: int) -> Columns:
         arrays: Columns = {name: np.zeros(rows, dtype=dtype) for name, dtype in FIXED.items()}
@@ -91,6 +97,7 @@ class Segment:
             array[begin:end] = rows
         for name, texts in self._texts.items():
             texts.extend(columns[name][start:stop])
+        self.kinds |= set(np.unique(columns["kind"][start:stop]).tolist())
         self.n = end
         return stop
 
@@ -131,7 +138,7 @@ class Segment:
         """Rows written before the store had a width get all-zero vectors (untouched pages, so no memory)."""
         self.dim = dim
         self._arrays = {**self._arrays, "vector": np.zeros((len(self._arrays["seq"]), dim), dtype=np.float32)}
-        self._views = None
+        self._views = self._codes = None
 
     def views(self) -> Columns:
         """The columns of all rows so far, read-only: the one form that kernels see, since Numba compiles by it."""
@@ -141,6 +148,23 @@ class Segment:
                 array.flags.writeable = False
             self._views = views
         return self._views
+
+    def codes(self) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """The int8 codes of a sealed segment's vectors, their scales and what they miss, made when they are first asked for.
+
+        A tail has none: its rows are read as float32. Two threads that ask at once both make them, and one pair stays.
+        """
+        if not self.sealed or not self.dim:
+            return NO_CODES
+        if self._codes is None:
+            from memcore_kernels.codes import quantise
+
+            codes = (np.empty((self.n, self.dim), np.int8), np.empty(self.n, np.float32), np.empty(self.n, np.float32))
+            quantise(self.views()["vector"], *codes)
+            for array in codes:
+                array.flags.writeable = False
+            self._codes = codes
+        return self._codes
 
     def set(self, name: str, row: int, value: int) -> None:
         """Writes one of the `MUTABLE` columns."""
@@ -194,6 +218,7 @@ class Segment:
         copy._arrays = {name: array[rows] for name, array in self._arrays.items()}
         copy._texts = {name: self.texts(name, rows) for name in TEXTS}
         copy.n, copy.text_bytes = len(rows), self.text_bytes
+        copy.kinds = set(np.unique(copy._arrays["kind"]).tolist())
         copy._sealed()
         return copy
 
@@ -201,4 +226,4 @@ class Segment:
         """Bytes of the rows held: vectors, columns and texts (lists of Python texts counted by their length)."""
         fixed = sum(a[: self.n].nbytes for name, a in self._arrays.items() if name not in _SPARSE or name in self._touched)
         texts = self.text_bytes if not self.sealed else sum(t.nbytes for t in self._texts.values())
-        return fixed + texts
+        return fixed + texts + (sum(array.nbytes for array in self._codes) if self._codes else 0)

@@ -62,12 +62,10 @@ class Part:
             else:
                 mask &= condition
 
-        if len(selection.kinds) < len(KINDS):
-            present = np.bincount(columns["kind"], minlength=len(KINDS)) > 0
-            if not set(np.flatnonzero(present)) <= selection.kinds:
-                allowed = np.zeros(len(KINDS), dtype=np.bool_)
-                allowed[list(selection.kinds)] = True
-                narrow(allowed[columns["kind"]])
+        if not self.segment.kinds <= selection.kinds:
+            allowed = np.zeros(len(KINDS), dtype=np.bool_)
+            allowed[list(selection.kinds)] = True
+            narrow(allowed[columns["kind"]])
         if selection.session is not None:
             narrow(columns["session"] == selection.session)
         if selection.role is not None:
