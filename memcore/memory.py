@@ -793,6 +793,8 @@ class Memory(Scope):
             **counts,
             "dim": engine.catalog.dim or None,
             "embedder": None if embedder is None else {"name": embedder.name, "fingerprint": embedder.fingerprint},
+            "weights": builtins.list(engine.weights),
+            "decay_rate": engine.decay_rate,
             "path": None if engine.saved is None else str(engine.saved.path),
         }
 

@@ -16,7 +16,8 @@ I8 = npt.NDArray[np.int8]
 I16 = npt.NDArray[np.int16]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
-_UP = 1.000001  # norms are rounded up, so that a bound stays one
+UP = 1.000002  # norms of rows and queries are 1 within 1e-6, and every norm is rounded up, so that a bound stays one
+_LEAST = np.float32(1e-30)  # a row this small has no codes: float32 has no inverse of its unit. All of it is "missed"
 
 
 @exact_kernel
@@ -28,8 +29,10 @@ def quantise(vectors: F32, codes: I8, scale: F32, missed: F32) -> None:
         peak = np.float32(0)
         for j in range(d):
             peak = max(peak, abs(row[j]))
-        unit = peak / np.float32(127)
-        inverse = np.float32(1) / unit if unit > 0 else np.float32(0)
+        unit, inverse = np.float32(0), np.float32(0)
+        if peak > _LEAST:
+            unit = peak / np.float32(127)
+            inverse = np.float32(1) / unit
         scale[r] = unit
         rest = 0.0
         for j in range(d):
@@ -37,18 +40,22 @@ def quantise(vectors: F32, codes: I8, scale: F32, missed: F32) -> None:
             code[j] = np.int8(whole)
             off = np.float64(row[j]) - np.float64(whole) * np.float64(unit)
             rest += off * off
-        missed[r] = np.float32(np.sqrt(rest) * _UP)
+        missed[r] = np.float32(np.sqrt(rest) * UP)
 
 
 def query_codes(query: F32) -> tuple[I16, float, float]:
-    """A query as int16 codes, their step, and the norm of what they miss. Sums over any d fit int32."""
+    """A query `(d,)` as int16 codes `(d,)`, their step, and the norm of what they miss, rounded up.
+
+    The codes are small enough for sums over any d to fit int32.
+    """
+    wide = query.astype(np.float64)
     most = min(8000.0, (2.0**31 - 1) / (128 * max(query.size, 1)))
-    step = float(np.abs(query).max(initial=0)) / most
+    step = float(np.abs(wide).max(initial=0)) / most
     if step == 0:
         return np.zeros(query.size, dtype=np.int16), 0.0, 0.0
-    codes = np.rint(query.astype(np.float64) / step)
-    missed = float(np.linalg.norm(query.astype(np.float64) - codes * step)) * _UP
-    return codes.astype(np.int16), step, missed
+    codes = np.rint(wide / step)
+    rest = wide - codes * step
+    return codes.astype(np.int16), step, float(np.sqrt(rest @ rest)) * UP
 
 
 @kernel
@@ -74,9 +81,14 @@ def upper_bounds(
     totals: I32,
     upper: F32,
 ) -> None:
-    """upper[r] >= known[r] + alpha * cosine for each row, but for float32 rounding; minus infinity stays. `totals` is scratch."""
+    """upper[r] >= known[r] + alpha * cosine for each row, but for float32 rounding; minus infinity stays.
+
+    `codes` int8 `(n, d)`, `scale` and `missed` float32 `(n,)` of the rows; `query` int16 `(d,)`, `step` and `query_missed` of
+    the query; `known` and, out, `upper` float32 `(n,)`; `totals` int32 `(n,)` is scratch.
+    """
     code_dots(codes, query, totals)
-    rest = np.float32(alpha * 1.000002)
-    share, missing = np.float32(alpha * step), np.float32(alpha * query_missed * 1.1)
+    share = np.float32(alpha * step)
+    rest = np.float32(alpha * (UP + query_missed))  # |q| <= UP, and |v^| <= |v| + |v - v^| <= UP + missed[r]
+    missing = np.float32(alpha * query_missed * UP)
     for r in range(totals.size):
         upper[r] = known[r] + share * np.float32(totals[r]) * scale[r] + rest * missed[r] + missing

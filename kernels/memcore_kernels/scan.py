@@ -2,12 +2,14 @@
 
 total = alpha * cosine + beta * exp(-lambda * age_hours) + gamma * importance. The last two terms are known before a
 vector is read (`decay.known_terms`), and a cosine is at most 1: a block whose known terms plus alpha are below the k-th
-best score found so far is out for certain. In those that stay in, int8 codes (`codes.upper_bounds`) bound each row's score,
-and blocks are visited by falling bound, so that the k-th score is high early. The few rows whose bound reaches it are
-screened in float32, and those within the float32 error of it are scored in float64 in a fixed order. What comes out is the
-exact result, whatever the order of rows, blocks and threads.
+best score found so far is out for certain. Blocks are visited by falling known terms, so that the k-th score is high early.
+In a block that is in, int8 codes (`codes.upper_bounds`) bound each row's score; the few rows whose bound reaches the k-th
+score are screened in float32, and those within the float32 error of it are scored in float64 in a fixed order. What comes
+out is the exact result, whatever the order of rows, blocks and threads.
 
 At 200,000 x 256 the float32 rows alone (205 MB) take as long to read as NumPy's whole query; the codes are a quarter.
+Reading the codes only of the rows that their own known terms leave in is no gain: memory gives rows with gaps at half the
+speed or less, so with half of them in, the time doubled, and it broke even at a quarter.
 """
 
 from __future__ import annotations
@@ -15,15 +17,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memcore_kernels.codes import F32, I8, I16, I32, upper_bounds
-from memcore_kernels.decay import BLOCK, known_terms, recency
+from memcore_kernels.codes import F32, I8, I16, upper_bounds
+from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms, recency
 from memcore_kernels.dots import dot32, dot64
 from memcore_kernels.settings import exact_kernel, kernel
 from memcore_kernels.topk import F64, I64, U64, offer
 
 U8 = npt.NDArray[np.uint8]
-KNOWN_ERROR = 2e-6  # of decay.known_terms, for beta + gamma <= 1
-LONGEST = 1.0 + 3e-6  # a stored row's norm times a query's: float32 rows are normalised within 1e-6
+LONGEST = 1.0 + 3e-6  # a stored row's norm times a query's: each is 1 within 1e-6
 STRIPE = 64  # scores compared at once by `screen`
 
 
@@ -38,7 +39,7 @@ def exact_score(
     cosine: float, event_time: int, importance: float, now: int, decay_rate: float, alpha: float, beta: float, gamma: float
 ) -> float:
     """The score of DESIGN section 3 in float64, its terms added from left to right."""
-    return alpha * cosine + beta * recency(event_time, now, decay_rate) + gamma * importance
+    return alpha * cosine + beta * recency(event_time, now, decay_rate) + gamma * np.float64(importance)
 
 
 @kernel
@@ -64,11 +65,9 @@ def scan(
     beta: float,
     gamma: float,
     min_similarity: float,
-    min_score: float,
     base: int,
     known: F32,
-    upper: F32,
-    totals: I32,
+    floor: F64,
     scores: F64,
     times: I64,
     his: U64,
@@ -80,115 +79,59 @@ def scan(
 
     `vectors` float32 `(n, d)` L2-normalised or zero, `query` float32 `(d,)` likewise; `codes`, `scale`, `missed` from
     `codes.quantise`, or of length 0 where the chunk has none, and `query_codes`, `step`, `query_missed` from
-    `codes.query_codes`; `allowed` uint8 `(n,)` or `(0,)` for all. `base` is added to row numbers. `min_similarity` and
-    `min_score` may be minus infinity. `known`, `upper` (float32) and `totals` (int32) are scratch of at least `last - first`. `counts[1]` grows
-    by the codes read, `counts[2]` by the float32 vectors read, `counts[3]` by the rows scored in float64.
+    `codes.query_codes`; `allowed` uint8 `(n,)` or `(0,)` for all; `event_time` int64 µs, `importance` float32, the ids'
+    halves uint64, `(n,)` each. `now` in µs, `decay_rate` per hour. A row whose cosine is below `min_similarity` (which may
+    be minus infinity) is out. `base` is added to row numbers. `known` is scratch, float32 of at least `last - first`.
+
+    `floor` float64 `(1,)` is a score that a row must reach, and that is raised to the heap's k-th. Scans at the same time
+    may share one: a raise that is lost in a race leaves it lower, never wrong, and one that is seen spares the other reads.
+
+    `counts[1]` grows by the codes read, `counts[2]` by the float32 vectors read, `counts[3]` by the rows scored in float64.
     """
-    n, k = last - first, scores.size
-    blocks = -(-n // BLOCK)
-    peaks = np.empty(blocks, dtype=np.float32)
+    n, k, size = last - first, scores.size, counts[0]
+    peaks = np.empty(-(-n // BLOCK), dtype=np.float32)
     some = allowed[first:last] if allowed.size else allowed
     known_terms(event_time[first:last], importance[first:last], some, now, decay_rate, beta, gamma, known, peaks)
-    size = counts[0]
-    threshold = max(scores[0] if size == k else -np.inf, min_score)
+    totals, upper = np.empty(BLOCK, dtype=np.int32), np.empty(BLOCK, dtype=np.float32)
     reads = alpha > 0.0 or min_similarity > -np.inf
+    coded = codes.shape[0] > 0 and alpha > 0.0
     off = dot_error(query.size)
-    slack = KNOWN_ERROR + alpha * off
+    slack = KNOWN_ERROR + alpha * off  # how far a float32 score can be from the exact one
     reach = alpha * LONGEST + slack
-    bounds, room = known, reach  # how far a row's score can be above its bound
-    if codes.shape[0] and alpha > 0.0:
-        if size < k:  # a threshold to start with: the block whose known terms reach highest
-            b = np.argmax(peaks)
-            size = _visit(
-                b, first, n, known, reach, reads, threshold, vectors, query, known, event_time, importance, id_hi, id_lo, now,
-                decay_rate, alpha, beta, gamma, off, slack, min_similarity, min_score, base, size, scores, times, his, los,
-                rows, counts,
-            )  # fmt: skip
-            threshold = max(scores[0] if size == k else -np.inf, min_score)
-            known[b * BLOCK : min((b + 1) * BLOCK, n)] = -np.inf
-            peaks[b] = -np.inf
-        for b in range(blocks):
-            if peaks[b] + reach < threshold or peaks[b] == -np.inf:
-                peaks[b] = -np.inf
-                continue
-            i, j = b * BLOCK, min((b + 1) * BLOCK, n)
-            upper_bounds(
-                codes[first + i : first + j], scale[first + i : first + j], missed[first + i : first + j], query_codes, step,
-                query_missed, known[i:j], alpha, totals[i:j], upper[i:j],
-            )  # fmt: skip
-            counts[1] += j - i
-            peak = np.float32(-np.inf)
-            for r in range(i, j):
-                peak = max(peak, upper[r])
-            peaks[b] = peak
-        bounds, room = upper, slack
-    for b in np.argsort(-peaks):
-        threshold = max(scores[0] if size == k else -np.inf, min_score)
-        if peaks[b] == -np.inf or peaks[b] + room < threshold:
+    room = slack if coded else reach  # how far an exact score can be above its row's bound
+    for b in np.argsort(-peaks, kind="mergesort"):  # stable: equal blocks, as with weights (1, 0, 0), in memory's order
+        if peaks[b] == -np.inf or peaks[b] + reach < floor[0]:
             break  # and so are all blocks after it
-        size = _visit(
-            b, first, n, bounds, room, reads, threshold, vectors, query, known, event_time, importance, id_hi, id_lo, now,
-            decay_rate, alpha, beta, gamma, off, slack, min_similarity, min_score, base, size, scores, times, his, los, rows,
-            counts,
-        )  # fmt: skip
+        start, stop = b * BLOCK, min((b + 1) * BLOCK, n)
+        bounds = known[start:stop]
+        if coded:
+            i, j = first + start, first + stop
+            bounds = upper[: stop - start]
+            upper_bounds(
+                codes[i:j], scale[i:j], missed[i:j], query_codes, step, query_missed, known[start:stop], alpha,
+                totals[: stop - start], bounds,
+            )  # fmt: skip
+            counts[1] += stop - start
+        for i in range(stop - start):
+            if bounds[i] + room < floor[0] or bounds[i] == -np.inf:
+                continue
+            r, cosine = first + start + i, 0.0
+            if reads:
+                counts[2] += 1
+                rough = np.float64(dot32(vectors[r], query))
+                if alpha * rough + known[start + i] + slack < floor[0] or rough + off < min_similarity:
+                    continue
+                cosine = dot64(vectors[r], query)
+                if cosine < min_similarity:
+                    continue
+            counts[3] += 1
+            score = exact_score(cosine, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma)
+            if score < floor[0]:
+                continue
+            size = offer(scores, times, his, los, rows, size, score, event_time[r], id_hi[r], id_lo[r], base + r)
+            if size == k:
+                floor[0] = max(floor[0], scores[0])
     counts[0] = size
-
-
-@kernel
-def _visit(
-    b: int,
-    first: int,
-    n: int,
-    bounds: F32,
-    room: float,
-    reads: bool,
-    threshold: float,
-    vectors: F32,
-    query: F32,
-    known: F32,
-    event_time: I64,
-    importance: F32,
-    id_hi: U64,
-    id_lo: U64,
-    now: int,
-    decay_rate: float,
-    alpha: float,
-    beta: float,
-    gamma: float,
-    off: float,
-    slack: float,
-    min_similarity: float,
-    min_score: float,
-    base: int,
-    size: int,
-    scores: F64,
-    times: I64,
-    his: U64,
-    los: U64,
-    rows: I64,
-    counts: I64,
-) -> int:
-    """One block: rows whose bound can reach the threshold are screened in float32, and those that still can, scored."""
-    k = scores.size
-    for i in range(b * BLOCK, min((b + 1) * BLOCK, n)):
-        if bounds[i] + room < threshold or bounds[i] == -np.inf:
-            continue
-        r, cosine = first + i, 0.0
-        if reads:
-            counts[2] += 1
-            rough = dot32(vectors[r], query)
-            if alpha * rough + known[i] + slack < threshold or rough + off < min_similarity:
-                continue
-            cosine = dot64(vectors[r], query)
-            if cosine < min_similarity:
-                continue
-        counts[3] += 1
-        score = exact_score(cosine, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma)
-        if score < min_score:
-            continue
-        size = offer(scores, times, his, los, rows, size, score, event_time[r], id_hi[r], id_lo[r], base + r)
-        threshold = max(scores[0] if size == k else -np.inf, min_score)
-    return size
 
 
 @kernel

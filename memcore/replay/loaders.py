@@ -92,7 +92,8 @@ class _Source:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.name = encodable(place.name or place.resolve().name)
+        # As a label, since a trace's name is a project's: the folder of a repository may be "/" or " ".
+        self.name = _label(encodable(place.name or place.resolve().name)) or "trace"
         self.is_lines = place.suffix.lower() in (".jsonl", ".ndjson")
         self.stray: list[str] = []
         self._document: Any = None
@@ -122,7 +123,7 @@ def _existing(path: str | Path) -> Path:
     try:
         place = Path(path)
         found = place.stat()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         raise _unreadable(path, error) from error
     except TypeError as error:
         raise InvalidInput(f"path is {gate.shown(path)}; pass a str or pathlib.Path") from error
@@ -132,7 +133,7 @@ def _existing(path: str | Path) -> Path:
 
 
 def _unreadable(path: str | Path, error: Exception) -> InvalidInput:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    reason = (error.strerror or str(error)) if isinstance(error, OSError) else "no file can have such a name"
     return InvalidInput(f"{str(path)!r} cannot be read: {reason}; pass a recorded trace, one of: {', '.join(FORMATS)}")
 
 
@@ -1044,8 +1045,8 @@ def _load_git(source: _Source) -> list[Trace]:
     place = source.place.resolve()
     if not _is_git(place):
         raise InvalidInput(f"{str(place)!r} is no git repository: it has no .git and is not bare; pass its top folder")
-    builder = _Builder(encodable(place.name))
-    for commit, raw in _git_commits(place, builder):
+    builder = _Builder(source.name)
+    for commit, raw in _git_commits(place):
         _add_commit(builder, commit, raw)
     return [builder.build()]
 
@@ -1061,7 +1062,7 @@ def _git_environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
-def _git_commits(place: Path, builder: _Builder) -> Iterator[tuple[str, bytes]]:
+def _git_commits(place: Path) -> Iterator[tuple[str, bytes]]:
     """The hash and the raw object of each commit reachable from HEAD, parents before children."""
     environment = _git_environment()
     try:
@@ -1099,11 +1100,10 @@ def _git_commits(place: Path, builder: _Builder) -> Iterator[tuple[str, bytes]]:
             assert objects.stdout is not None
             hashes.stdout.close()  # cat-file holds it now
             while header := objects.stdout.readline():
-                commit, kind, *size = header.decode("ascii", "replace").split()
-                if not size:  # "<hash> missing", in a partial clone
-                    builder.problem(f"commit {commit}: {kind}; skipped")
-                    continue
-                yield commit, objects.stdout.read(int(size[0]))
+                commit, *rest = header.decode("ascii").split()
+                if len(rest) != 2:  # not "<kind> <size>" but "missing", as when another process prunes meanwhile
+                    raise InvalidInput(f"{str(place)!r} lost the object {commit} while it was read; load it again")
+                yield commit, objects.stdout.read(int(rest[1]))
                 objects.stdout.read(1)  # the newline after each object
         if objects.returncode or hashes.returncode:
             errors.seek(0)
@@ -1268,10 +1268,10 @@ def _scalar_values(array: Any) -> list[Any] | None:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
-    if pa.types.is_temporal(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         try:
             return _plain_values(array.cast(pa.string()))
-        except pa.ArrowException:  # a duration, or a zone that this host does not know
+        except pa.ArrowException:  # a zone that this host does not know
             return None
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if text or pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):

@@ -240,8 +240,8 @@ def read_answers(path: str | Path) -> list[Answer]:
             return [_answer(raw, f"{str(path)!r} line {n}") for n, raw in enumerate(file, 1) if raw.strip()]
     except InvalidInput:
         raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "no file can have such a name"
         raise InvalidInput(
             f"{str(path)!r} cannot be read: {reason}; pass a file that `memcore replay --answers` wrote"
         ) from error

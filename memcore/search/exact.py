@@ -22,6 +22,7 @@ from memcore_kernels.decay import BLOCK, known_terms
 THREADS = min(os.cpu_count() or 1, 8)
 PARALLEL_ROWS = 30_000  # rows from which a second thread gains more than the 40 µs that handing work over costs
 CODED_ROWS = 4_000  # rows from which int8 codes are worth having; below, the float32 rows fit the caches
+NO_QUERY_CODES = (np.zeros(0, np.int16), 0.0, 0.0)
 BATCH_BYTES = 64 << 20  # the float32 dot products of `best_many` held at once
 SPARE = 32  # candidates beyond k a query of a batch: enough that float32 ties rarely send it to the single scan
 
@@ -68,26 +69,24 @@ def best(snapshot: Snapshot, masks: Sequence[Mask], query: F32 | None, ask: Ask)
     if plain and least > 0:
         return Found(np.empty(0), np.empty(0, np.int64), "no similarity", snapshot.rows(), passed, 0, 0, 0)
     asked = np.zeros(snapshot.dim, dtype=np.float32) if query is None else query
+    coded = passed >= CODED_ROWS and alpha > 0
+    numbers, step, missed = query_codes(asked) if coded else NO_QUERY_CODES
     threads = THREADS if passed >= PARALLEL_ROWS else 1
-    numbers, step, missed = query_codes(asked)
-    coded = [part.segment.codes() if passed >= CODED_ROWS else NO_CODES for part in snapshot.parts]
+    pieces = iter(_pieces(snapshot, threads))
+    floor = np.array([ask.min_score])
 
-    def run(thread: int) -> tuple[Any, ...]:
-        heap = _heap(k)
-        counts = np.zeros(4, dtype=np.int64)
-        scratch = _scratch()
-        for i in range(len(snapshot.parts) - 1, -1, -1):  # the newest first: the threshold is high from the start
+    def run(_: int) -> tuple[Any, ...]:
+        heap, counts, known = _heap(k), np.zeros(4, dtype=np.int64), _scratch()
+        for i, first, last in pieces:  # shared: each thread takes the next one until none is left
             part = snapshot.parts[i]
-            columns, blocks = part.columns, -(-part.n // BLOCK)
-            first, last = (min(blocks * t // threads * BLOCK, part.n) for t in (thread, thread + 1))
-            if first < last:
-                scan.scan(
-                    first, last, columns["vector"], asked, *coded[i], numbers, step, missed, masks[i],
-                    columns["event_time"], columns["importance"], columns["id_hi"], columns["id_lo"], ask.now, ask.decay_rate,
-                    alpha, ask.weights.beta, ask.weights.gamma, least, ask.min_score, part.base, *scratch, *heap, counts,
-                )  # fmt: skip
-        size = int(counts[0])
-        return (*(array[:size] for array in heap), counts)
+            columns = part.columns
+            codes = part.segment.codes() if coded else NO_CODES
+            scan.scan(
+                first, last, columns["vector"], asked, *codes, numbers, step, missed, masks[i], columns["event_time"],
+                columns["importance"], columns["id_hi"], columns["id_lo"], ask.now, ask.decay_rate, alpha, ask.weights.beta,
+                ask.weights.gamma, least, part.base, known, floor, *heap, counts,
+            )  # fmt: skip
+        return (*(array[: counts[0]] for array in heap), counts)
 
     runs = _each(run, threads)
     heap = [np.concatenate(arrays) for arrays in list(zip(*runs, strict=True))[:5]]
@@ -95,6 +94,20 @@ def best(snapshot: Snapshot, masks: Sequence[Mask], query: F32 | None, ask: Ask)
     counts = sum(r[5] for r in runs)
     plan = f"exact scan, {threads} thread{'s' if threads > 1 else ''}"
     return Found(scores, positions, plan, snapshot.rows(), passed, *(int(n) for n in counts[1:]))
+
+
+def _pieces(snapshot: Snapshot, threads: int) -> list[tuple[int, int, int]]:
+    """Shares of work for one query: (part, first row, row after the last), the newest first.
+
+    The newest rows have the highest scores as a rule, so the k-th score is high from the start. One thread takes whole
+    parts; several take about four pieces each, so that one which another process holds up delays the end by little.
+    """
+    most = ROWS if threads == 1 else max(BLOCK, snapshot.rows() // (4 * threads) // BLOCK * BLOCK)
+    return [
+        (i, first, min(first + most, snapshot.parts[i].n))
+        for i in range(len(snapshot.parts) - 1, -1, -1)
+        for first in reversed(range(0, snapshot.parts[i].n, most))
+    ]
 
 
 def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask) -> list[Found]:
@@ -178,11 +191,11 @@ def _known(snapshot: Snapshot, masks: Sequence[Mask], ask: Ask) -> list[F32]:
 _local = threading.local()
 
 
-def _scratch() -> tuple[F32, F32, npt.NDArray[np.int32]]:
-    """Room for a segment's known terms, bounds and sums, one set a thread: it stays in the cache from query to query."""
+def _scratch() -> F32:
+    """Room for a segment's known terms, one a thread: it stays in the cache from query to query."""
     if not hasattr(_local, "scratch"):
-        _local.scratch = (np.empty(ROWS, np.float32), np.empty(ROWS, np.float32), np.empty(ROWS, np.int32))
-    scratch: tuple[F32, F32, npt.NDArray[np.int32]] = _local.scratch
+        _local.scratch = np.empty(ROWS, np.float32)
+    scratch: F32 = _local.scratch
     return scratch
 
 

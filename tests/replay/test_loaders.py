@@ -9,7 +9,6 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from locomo import LOCOMO, needs_locomo
 from memcore.errors import InvalidInput, MemcoreError
 from memcore.replay import loaders
 from memcore.replay.loaders import FORMATS, load
@@ -77,7 +77,8 @@ GOOD = event("good")
     ("call", "message"),
     [
         (lambda d: load(d / "no.json"), f"'DIR/no.json' cannot be read: No such file or directory; {PASS}"),
-        (lambda d: load(f"{d}/a\0b"), f"'DIR/a\\x00b' cannot be read: embedded null byte; {PASS}"),
+        (lambda d: load(f"{d}/a\0b"), f"'DIR/a\\x00b' cannot be read: no file can have such a name; {PASS}"),
+        (lambda d: load("\ud800"), f"'\\ud800' cannot be read: no file can have such a name; {PASS}"),
         (lambda d: load(5), "path is 5 (int); pass a str or pathlib.Path"),
         (lambda d: load(d, "jsonl"), f"'DIR' cannot be read: Is a directory; {PASS}"),
         (lambda d: load(d, "locomo"), f"'DIR' cannot be read: Is a directory; {PASS}"),
@@ -547,11 +548,7 @@ def test_a_trace_without_events_beside_others_stays_and_says_so(write):
     assert traces[1].problems[-1] == "no event in this trace"
 
 
-LOCOMO = Path(os.environ.get("MEMCORE_LOCOMO", "/work/shared/datasets/locomo/locomo5-dev.json"))
-
-
-@pytest.mark.locomo
-@pytest.mark.skipif(not LOCOMO.exists(), reason="no LoCoMo file here; name one in MEMCORE_LOCOMO")
+@needs_locomo
 def test_locomo_itself_is_read_whole():
     raw, traces = json.loads(LOCOMO.read_bytes()), load(LOCOMO)
     assert [trace.name for trace in traces] == [item["sample_id"] for item in raw]
@@ -593,7 +590,7 @@ def instance(**fields):
 
 
 def test_longmemeval_an_instance_becomes_a_trace(write):
-    first, second = load(write("l.json", [instance(), instance(question_id="q2_abs")]))
+    first, second, third = load(write("l.json", [instance(), instance(question_id="q2_abs"), instance()]))
     assert first.name == "q1"
     assert first.events == (
         Event("s1:0", us(2023, 5, 20, 2, 21), "user: hello", session_id="s1",
@@ -608,6 +605,7 @@ def test_longmemeval_an_instance_becomes_a_trace(write):
     )
     assert first.problems == second.problems == ()
     assert (one(second.questions).answerable, one(second.questions).evidence) == (False, ())
+    assert third.problems == ("question_id 'q1' was used before; this trace is named 'q1#2'",)
 
 
 def test_longmemeval_without_has_answer_the_sessions_are_the_evidence(write):
@@ -676,6 +674,7 @@ def test_chat_content_blocks_and_tools_of_openai_and_anthropic(write):
         said("user", [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "x"}}]),
         said("assistant", None, tool_calls=[call]),
         said("tool", "42 hits", tool_call_id="c1"),
+        said("tool", "43 hits", tool_call_id="c1", name="own"),
         said("assistant", [{"type": "thinking", "thinking": "secret"}, {"type": "text", "text": "tea"}, brew]),
         said(
             "user", [{"type": "tool_result", "tool_use_id": "c2", "content": [{"type": "text", "text": "hot"}, image]}]
@@ -689,10 +688,11 @@ def test_chat_content_blocks_and_tools_of_openai_and_anthropic(write):
         ("conv:1", "what is\n[image]", {"role": "user"}),
         ("conv:2", 'tool_use search: {"q": "tea"}', {"role": "assistant", "tool": "search"}),
         ("conv:3", "tool_result: 42 hits", {"role": "tool", "tool": "search"}),
-        ("conv:4", 'tea\ntool_use brew: {"cup": "ã"}', {"role": "assistant", "tool": "brew"}),
-        ("conv:5", "tool_result: hot\n[image]", {"role": "user", "tool": "brew"}),
-        ("conv:6", "[document]\nno\nv\nx", {"role": "assistant"}),
-        ("conv:7", "tool_use old: {}", {"role": "assistant", "tool": "old"}),
+        ("conv:4", "tool_result: 43 hits", {"role": "tool", "tool": "own"}),
+        ("conv:5", 'tea\ntool_use brew: {"cup": "ã"}', {"role": "assistant", "tool": "brew"}),
+        ("conv:6", "tool_result: hot\n[image]", {"role": "user", "tool": "brew"}),
+        ("conv:7", "[document]\nno\nv\nx", {"role": "assistant"}),
+        ("conv:8", "tool_use old: {}", {"role": "assistant", "tool": "old"}),
     ]
     assert {e.session_id for e in trace.events} == {"conv"}
     assert {e.kind for e in trace.events} == {"episodic"}
@@ -738,6 +738,7 @@ def test_chat_what_is_empty_or_broken_is_reported(write):
     messages = [
         said("user", "a", id="m", time=1),
         said("user", "b", id="m", time=1),
+        said("user", "b", id="m#2", time=1),
         said("user", " \u200b", time=1),
         said("assistant", [{"type": "thinking", "thinking": "x"}], time=1),
         said("tool", "", time=1),
@@ -750,17 +751,19 @@ def test_chat_what_is_empty_or_broken_is_reported(write):
     assert [(e.event_id, e.content, e.metadata["role"]) for e in trace.events] == [
         ("m", "a", "user"),
         ("m#2", "b", "user"),
-        ("7:5", "c", "unknown"),
+        ("m#2#2", "b", "user"),
+        ("7:6", "c", "unknown"),
     ]
     assert [problem[:45] for problem in trace.problems] == [
         "entry 1 message 2: id 'm' was used before; 'm",
-        "entry 1 message 3: no content; skipped",
+        "entry 1 message 3: id 'm#2' was used before; ",
         "entry 1 message 4: no content; skipped",
         "entry 1 message 5: no content; skipped",
-        "entry 1 message 6: no role; 'unknown' is used",
-        "entry 1 message 7: 'text' (str) is no message",
-        "entry 1 message 8: content holds a NUL charac",
-        "entry 1 message 9: content holds a lone surro",
+        "entry 1 message 6: no content; skipped",
+        "entry 1 message 7: no role; 'unknown' is used",
+        "entry 1 message 8: 'text' (str) is no message",
+        "entry 1 message 9: content holds a NUL charac",
+        "entry 1 message 10: content holds a lone surr",
     ]
 
 
@@ -812,7 +815,7 @@ GIT_ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_AUTHOR_NAME": "Zé",
+    "GIT_AUTHOR_NAME": "Zé".encode(),  # bytes: the locale may not know the letter
     "GIT_AUTHOR_EMAIL": "z@example.org",
     "GIT_COMMITTER_NAME": "C",
     "GIT_COMMITTER_EMAIL": "c@example.org",
@@ -940,6 +943,7 @@ def test_git_a_bare_repository_a_worktree_and_a_hostile_name(repository, tmp_pat
         assert (trace.name, one(trace.events).content) == (name, "one")
     monkeypatch.chdir(repository)
     assert one(load(".")).name == "repo"
+    assert one(load(repository.rename(tmp_path / " "))).name == "trace"
 
 
 @needs_git
@@ -954,6 +958,12 @@ def test_git_without_commits_or_without_git_is_an_error_that_says_so(repository,
     with pytest.raises(InvalidInput) as error:
         load(repository)
     assert str(error.value).startswith(f"{str(repository)!r} cannot be read to the end; git says: ")
+    with monkeypatch.context() as patch:
+        plain = loaders._git_command
+        patch.setattr(loaders, "_git_command", lambda p, *a: ["echo", "0" * 40] if "rev-list" in a else plain(p, *a))
+        with pytest.raises(InvalidInput) as error:
+            load(repository)
+    assert str(error.value) == f"{str(repository)!r} lost the object {'0' * 40} while it was read; load it again"
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InvalidInput) as error:
         load(repository)
@@ -980,11 +990,13 @@ def test_parquet_columns_of_the_event_format(tmp_path):
         importance=pa.array([0.5, None, float("nan")], pa.float32()),
         key=["k", None, None],
         metadata=['{"a": 1}', None, "[]"],
-        host=["web01", "web02", None],
+        host=pa.array(["web01", "web02", None]).dictionary_encode(),
         load=[0.25, float("nan"), None],
         up=[True, False, None],
         at=pa.array([date(2024, 1, 2), None, None]),
         tags=[["x"], ["y"], []],
+        took=pa.array([1, 2, 3], pa.duration("us")),
+        where=pa.array([1, 2, 3], pa.timestamp("us", "No/Where")),
     )
     assert trace.events == (
         Event("a", 1_000_000, "one", metadata={"host": "web02", "up": False}),
@@ -994,11 +1006,25 @@ def test_parquet_columns_of_the_event_format(tmp_path):
     )  # fmt: skip
     assert trace.problems == (
         "column 'tags' of type list<element: string> is left out",
+        "column 'took' of type duration[us] is left out",
+        "column 'where' of type timestamp[us, tz=No/Where] is left out",
         "row 3: event_id is missing; 'row-3' is used",
         "row 3: kind is 'dream' (str) and not one of working, episodic, semantic, procedural; episodic is used",
         "row 3: importance is nan (float) and not a number from 0 to 1; the default is used",
         "row 3: metadata is [] (list) and not a JSON object; left out",
     )
+
+
+# A text column of "\xff" and "a", of which the first byte is no UTF-8.
+NO_UTF8 = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffa")]
+)
+
+
+def test_parquet_text_that_is_not_utf8_skips_its_row_alone(tmp_path):
+    trace = table(tmp_path / "t.parquet", event_id=["a", "b"], time=[1, 2], content=NO_UTF8)
+    assert [(e.event_id, e.content) for e in trace.events] == [("b", "a")]
+    assert one(trace.problems).startswith("row 1: content holds a lone surrogate (U+DCFF at index 0)")
 
 
 @pytest.mark.parametrize(
@@ -1206,6 +1232,17 @@ def test_any_depth_of_nesting_raises_memcore_errors(tmp_path, format, depth):
             check_sane(tmp_path / name, format)
 
 
+def test_content_that_nests_too_deeply_to_be_rendered(write):
+    deep = json.loads("[" * 700 + "]" * 700)
+    trace = one(load(write("log.json", [said("user", deep, time=1), said("user", "b", time=2)])))
+    assert one(trace.events).content == "b"
+    assert trace.problems == ("entry 1: nested too deeply; skipped",)
+    path = write("l.json", [instance(haystack_sessions=[[said("user", deep)]])])
+    with pytest.raises(InvalidInput) as error:
+        load(path)
+    assert str(error.value) == f"{str(path)!r} nests its values too deeply to be read; flatten it"
+
+
 ENCODINGS = [b"encoding " + name for name in (b"utf-7", b"hex", b"utf-16", b"\xff", b"undefined", b"idna", b"x\0")]
 HEADERS = [b"author A <a> 1 +0000", b"committer C <c> 2 +0000", b"committer x", *ENCODINGS]
 
@@ -1239,8 +1276,7 @@ ODD_ARRAYS = [
     pa.array([1, 2], pa.time64("ns")),
     pa.array([1, 2], pa.duration("ns")),
     pa.array([Decimal("1.50"), None]),
-    # a text column whose first value is the byte 0xff, which is no UTF-8
-    pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xffa")]),
+    NO_UTF8,
 ]
 COLUMNS = [*sorted(loaders._EVENT_FIELDS), "id", "event_time", "extra"]
 

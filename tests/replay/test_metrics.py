@@ -242,7 +242,7 @@ def test_a_line_that_is_no_answer_is_an_error_with_its_place(tmp_path, line, mes
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("none.jsonl", "No such file or directory"), ("a\0b", "embedded null byte")]
+    ("name", "reason"), [("none.jsonl", "No such file or directory"), ("a\0b", "no file can have such a name")]
 )
 def test_a_missing_answers_file_is_an_error_that_says_why(tmp_path, name, reason):
     path = f"{tmp_path}/{name}"

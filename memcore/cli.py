@@ -1,0 +1,556 @@
+"""The command line: `memcore --store DIR VERB`. Results go to stdout, messages and progress to stderr.
+
+Exit 0: done; 1: an error, told in one line; 2: usage. With --json stdout is one JSON document and nothing else. Nothing
+heavy is imported before a verb runs, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import memcore
+from memcore.errors import InvalidInput, MemcoreError, NotFound
+
+if TYPE_CHECKING:
+    from memcore.memory import Memory, Scope
+
+KINDS = ("working", "episodic", "semantic", "procedural")
+EMBEDDERS = ("static", "hashed")
+_CUT = 100  # characters of a content that a line for people shows
+
+
+class Cli(click.Group):
+    """A group that reads its arguments as UTF-8 whatever the locale. Errors are one line on stderr and exit 1."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # under an ASCII locale Python has escaped every other byte
+        return super().parse_args(ctx, [os.fsencode(argument).decode("utf-8", "surrogateescape") for argument in args])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MemcoreError as fault:
+            _fail(str(fault))
+        except BrokenPipeError:  # the reader of a pipe has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+        except OSError as fault:
+            _fail(f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault))
+
+
+def _fail(message: str) -> None:
+    click.echo(f"memcore: {message}".encode(errors="backslashreplace"), err=True)
+    raise click.exceptions.Exit(1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Which store and scope the command line names."""
+
+    store: Path | None
+    tenant: str
+    project: str
+    session: str | None
+    role: str | None
+    embedder: str
+
+    @contextmanager
+    def memory(self) -> Iterator[Memory]:
+        if self.store is None:
+            raise click.UsageError("say where the memory is: memcore --store DIR VERB, or set MEMCORE_STORE")
+        with memcore.open(self.store, embedder=self.embedder) as mem:
+            yield mem
+
+    @contextmanager
+    def scope(self) -> Iterator[Scope]:
+        with self.memory() as mem:
+            yield mem.scope(self.tenant, self.project, self.session, self.role)
+
+
+@click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--store", type=click.Path(path_type=Path), envvar="MEMCORE_STORE", help="The store's directory.")
+@click.option("--tenant", default="default", show_default=True, help="Whose memory: an exact id.")
+@click.option("--project", default="default", show_default=True, help="Which project of the tenant: an exact id.")
+@click.option("--session", help="Only this session; what is written goes into it.")
+@click.option("--role", help="Only this agent role; what is written gets it.")
+@click.option("--embedder", type=click.Choice(EMBEDDERS), default="static", show_default=True, help="Texts to vectors.")
+@click.version_option(memcore.__version__, prog_name="memcore")
+@click.pass_context
+def main(
+    ctx: click.Context,
+    store: Path | None,
+    tenant: str,
+    project: str,
+    session: str | None,
+    role: str | None,
+    embedder: str,
+) -> None:
+    """The memory of LLM agents: remember, recall, forget, and replay recorded lives."""
+    ctx.obj = Place(store, tenant, project, session, role, embedder)
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+now_option = click.option("--now", help="The moment it is: ISO 8601 with a zone, or seconds since the epoch.")
+as_of_option = click.option("--as-of", help="As the memory stood at this moment.")
+kinds_option = click.option(
+    "--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this kind; may be given several times."
+)
+where_option = click.option(
+    "--where", multiple=True, metavar="NAME=VALUE",
+    help="Only where a column or metadata.KEY has this value (a JSON value, or else a text); all must hold.",
+)  # fmt: skip
+
+
+@main.command()
+@click.argument("content")
+@click.option("--kind", type=click.Choice(KINDS), default="episodic", show_default=True)
+@click.option("--key", help="The name of a semantic or procedural memory: a new one replaces the old.")
+@click.option("--importance", type=float, default=0.5, show_default=True)
+@click.option("--event-time", help="When it happened; default now.")
+@click.option("--expires-at", help="From when on it is no longer true.")
+@click.option("--metadata", help="A JSON object.")
+@click.option("--source", default="observation", show_default=True)
+@click.option("--confidence", type=float, default=1.0, show_default=True)
+@click.option("--untrusted", is_flag=True, help="Its content comes from a source that is not to be trusted.")
+@click.option("--idempotency-key", help="A retried command with the same key stores nothing.")
+@now_option
+@as_json
+@click.pass_obj
+def remember(
+    place: Place, /, content: str, as_json: bool, event_time: str | None, expires_at: str | None, metadata: str | None,
+    now: str | None, **fields: Any,
+) -> None:  # fmt: skip
+    """Store one memory. CONTENT is a text, or - to read it from standard input."""
+    with place.scope() as scope:
+        record = scope.remember(
+            _content(content),
+            event_time=_time(event_time, "--event-time"),
+            expires_at=_time(expires_at, "--expires-at"),
+            metadata=_object(metadata),
+            now=_time(now, "--now"),
+            **fields,
+        )
+    _show(record, as_json, lambda: f"remembered {record.id}, version {record.version}")
+
+
+@main.command()
+@click.argument("query", required=False)
+@click.option("-k", type=int, default=5, show_default=True, help="How many.")
+@kinds_option
+@where_option
+@click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
+@click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
+@click.option("--half-life", type=float, help="In hours, in place of a rate.")
+@click.option("--min-similarity", type=float)
+@click.option("--min-score", type=float)
+@now_option
+@as_of_option
+@as_json
+@click.pass_obj
+def recall(
+    place: Place, query: str | None, k: int, kinds: Sequence[str], where: Sequence[str], weights: str | None,
+    decay_rate: str | None, half_life: float | None, min_similarity: float | None, min_score: float | None,
+    now: str | None, as_of: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """The best memories for QUERY by relevance, recency and importance; without one, by the latter two."""
+    with place.scope() as scope:
+        hits = scope.recall(
+            query,
+            k=k,
+            kinds=kinds or ("episodic", "semantic"),
+            where=_where(where),
+            weights=_weights(weights),
+            decay_rate=_rate(decay_rate),
+            half_life=half_life,
+            min_similarity=min_similarity,
+            min_score=min_score,
+            now=_time(now, "--now"),
+            as_of=_time(as_of, "--as-of"),
+        )
+    _show(list(hits), as_json, lambda: _hit_lines(hits))
+
+
+@main.command()
+@click.argument("id", required=False)
+@click.option("--key", help="By key, in place of an id.")
+@click.option("--kind", type=click.Choice(KINDS), help="Which kind's key.")
+@now_option
+@as_of_option
+@as_json
+@click.pass_obj
+def get(
+    place: Place, id: str | None, key: str | None, kind: str | None, now: str | None, as_of: str | None, as_json: bool
+) -> None:
+    """One memory, by ID or --key."""
+    with place.scope() as scope:
+        record = scope.get(id, key=key, kind=kind, now=_time(now, "--now"), as_of=_time(as_of, "--as-of"))
+    if record is None:
+        raise NotFound(
+            f"no memory {id or key!r} in tenant {place.tenant!r}, project {place.project!r}: see memcore list"
+        )
+    _show(record, as_json, lambda: _record_lines(record))
+
+
+@main.command(name="list")
+@kinds_option
+@where_option
+@click.option("--limit", type=int, default=50, show_default=True)
+@click.option("--offset", type=int, default=0, show_default=True)
+@now_option
+@as_of_option
+@as_json
+@click.pass_obj
+def list_(
+    place: Place, kinds: Sequence[str], where: Sequence[str], limit: int, offset: int, now: str | None,
+    as_of: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """The memories of the scope, in the order they were last written."""
+    with place.scope() as scope:
+        records = scope.list(
+            kinds=kinds or KINDS, where=_where(where), limit=limit, offset=offset,
+            now=_time(now, "--now"), as_of=_time(as_of, "--as-of"),
+        )  # fmt: skip
+    _show(list(records), as_json, lambda: "\n".join(_line(record) for record in records) or "nothing here")
+
+
+@main.command()
+@click.argument("id")
+@click.option("--content", help="A new text, or - to read it from standard input.")
+@click.option("--importance", type=float)
+@click.option("--event-time")
+@click.option("--expires-at", help="A time, or 'never'.")
+@click.option("--metadata", help="A JSON object that replaces the old one.")
+@click.option("--source")
+@click.option("--confidence", type=float)
+@click.option("--untrusted/--trusted", default=None)
+@click.option("--if-version", type=int, help="Only if this version stands.")
+@now_option
+@as_json
+@click.pass_obj
+def update(
+    place: Place, /, id: str, content: str | None, event_time: str | None, expires_at: str | None, metadata: str | None,
+    if_version: int | None, now: str | None, as_json: bool, **fields: Any,
+) -> None:  # fmt: skip
+    """Make the next version of the memory ID with some fields changed."""
+    changes = {name: value for name, value in fields.items() if value is not None}
+    if content is not None:
+        changes["content"] = _content(content)
+    if event_time is not None:
+        changes["event_time"] = _time(event_time, "--event-time")
+    if expires_at is not None:
+        changes["expires_at"] = None if expires_at == "never" else _time(expires_at, "--expires-at")
+    if metadata is not None:
+        changes["metadata"] = _object(metadata)
+    with place.scope() as scope:
+        record = scope.update(id, if_version=if_version, now=_time(now, "--now"), **changes)
+    _show(record, as_json, lambda: f"updated {record.id}, version {record.version}")
+
+
+@main.command()
+@click.argument("ids", nargs=-1)
+@kinds_option
+@where_option
+@click.option("--older-than-days", type=float, help="The event is older than this.")
+@click.option("--max-access", type=int, help="Recalled at most so often.")
+@click.option("--everything", is_flag=True, help="All memories of the scope.")
+@click.option("--dry-run", is_flag=True, help="Tell what would go, and do nothing.")
+@now_option
+@as_json
+@click.pass_obj
+def forget(
+    place: Place, ids: Sequence[str], kinds: Sequence[str], where: Sequence[str], older_than_days: float | None,
+    max_access: int | None, everything: bool, dry_run: bool, now: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Forget memories by IDS, or by conditions that must all hold."""
+    with place.scope() as scope:
+        report = scope.forget(
+            list(ids) or None,
+            kinds=kinds or None,
+            where=_where(where),
+            older_than_days=older_than_days,
+            max_access=max_access,
+            everything=everything,
+            dry_run=dry_run,
+            now=_time(now, "--now"),
+        )
+    verb = "would forget" if dry_run else "forgot"
+    missing = f"; not here: {', '.join(report.missing)}" if report.missing else ""
+    _show({**_plain(report), "count": report.count}, as_json, lambda: f"{verb} {report.count}{missing}")
+
+
+@main.command()
+@click.argument("key", required=False)
+@click.option("--id", help="By id, in place of a key.")
+@click.option("--kind", type=click.Choice(KINDS), help="Which kind's key.")
+@as_json
+@click.pass_obj
+def history(place: Place, key: str | None, id: str | None, kind: str | None, as_json: bool) -> None:
+    """All versions of one memory, oldest first."""
+    with place.scope() as scope:
+        records = list(scope.history(key, id=id, kind=kind))
+    _show(records, as_json, lambda: "\n".join(_line(record) for record in records) or "nothing here")
+
+
+@main.command()
+@as_json
+@click.pass_obj
+def stats(place: Place, as_json: bool) -> None:
+    """Counts and sizes of the whole store."""
+    with place.memory() as mem:
+        counts = mem.stats()
+    _show(counts, as_json, lambda: "\n".join(f"{name:16} {_flat(value)}" for name, value in counts.items()))
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "format_", type=click.Choice(("json", "jsonl", "parquet")), help="Default: by the name's ending."
+)
+@as_json
+@click.pass_obj
+def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
+    """Write the whole store to PATH: .json, .jsonl or .parquet."""
+    with place.memory() as mem:
+        rows = mem.export(path, format_)
+    _show({"path": str(path), "rows": rows}, as_json, lambda: f"wrote {rows:,} rows to {path}")
+
+
+@main.command(name="import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "format_", type=click.Choice(("json", "jsonl", "parquet")), help="Default: by the name's ending."
+)
+@as_json
+@click.pass_obj
+def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
+    """Add what export wrote, or JSON lines with 'content' and the other fields of remember."""
+    with place.memory() as mem:
+        report = mem.import_(path, format_)
+    _show(_plain(report), as_json, lambda: f"imported {report.new:,} rows; {report.present:,} were here already")
+
+
+@main.command()
+@click.argument("trace")
+@click.option(
+    "--format", "format_", default="auto", show_default=True, help="jsonl, locomo, longmemeval, chat, git, parquet."
+)
+@click.option("--k", "ks", default="5,10,25,50", show_default=True, help="Where recall is measured.")
+@click.option("--embedder", type=click.Choice(EMBEDDERS), default="static", show_default=True)
+@click.option("--relevance", type=click.Choice(("cosine",)), default="cosine", show_default=True)
+@click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
+@click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
+@click.option("--answers", type=click.Path(path_type=Path), help="Write what was retrieved, one JSON line a question.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the report: .md or .json.")
+@click.option("--store", type=click.Path(path_type=Path), help="Keep the memory in this directory; default RAM.")
+@click.option("--limit", type=int, help="At most so many events a trace.")
+@as_json
+def replay(
+    trace: str, format_: str, ks: str, embedder: str, relevance: str, weights: str | None, decay_rate: str | None,
+    answers: Path | None, report: Path | None, store: Path | None, limit: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Play a recorded TRACE through memcore and report how well and how fast it remembered.
+
+    TRACE is a file, a git repository, or the name of the shipped trace: ops_agent.
+    """
+    from memcore.replay import loaders, metrics, runner
+
+    if report is not None and report.suffix not in (".md", ".json"):
+        raise click.UsageError(f"--report {report}: end the name in .md or .json")
+    traces = loaders.load(_trace_path(trace), format_, limit=limit)
+    settings = runner.Settings(_whole_numbers(ks), relevance, _weights(weights), _rate(decay_rate))
+    with memcore.open(store, embedder=embedder) as mem, _progress() as progress:
+        told, given = runner.play(traces, mem, settings, progress=progress)
+    if answers is not None:
+        _write(answers, "".join(f"{metrics.answers_line(answer)}\n" for answer in given))
+    if report is not None:
+        _write(report, told.to_json() if report.suffix == ".json" else told.to_markdown())
+    _out(told.to_json() if as_json else told.to_markdown())
+
+
+def _trace_path(name: str) -> Path:
+    """A path, or the name of a trace that comes with memcore: beside the package when installed, or in a checkout."""
+    path = Path(name)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    package = Path(memcore.__file__).parent
+    shipped = (package / "datasets" / f"{name}.jsonl", package.parent / "datasets" / f"{name}.jsonl")
+    return next((place for place in shipped if place.exists()), path)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr where that is a terminal; else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, label: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replay", total=None)
+
+        def advance(done: int, total: int, label: str) -> None:
+            if done % 50 == 0 or done == total:
+                bar.update(task, completed=done, total=total, description=label)
+
+        yield advance
+
+
+# Values of the command line
+
+
+def _content(text: str) -> str:
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise InvalidInput(
+            f"standard input is not UTF-8 ({fault.reason} at byte {fault.start}); convert it first"
+        ) from None
+
+
+def _time(text: str | None, what: str) -> float | None:
+    if text is None:
+        return None
+    from memcore import clock
+
+    return clock.parse(text, what) / clock.MICROS
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as fault:
+        raise InvalidInput(f'--metadata is not JSON ({fault}); pass an object such as {{"host": "web01"}}') from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f'--metadata is {text!r}; pass a JSON object such as {{"host": "web01"}}')
+    return value
+
+
+def _where(pairs: Sequence[str]) -> dict[str, Any] | None:
+    conditions: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise InvalidInput(f"--where is {pair!r}; write NAME=VALUE, such as metadata.host=web01")
+        if name in conditions:
+            raise InvalidInput(f"--where names {name!r} twice; a column has one value")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        conditions[name] = value
+    return conditions or None
+
+
+def _numbers(text: str, what: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInput(f"{what} is {text!r}; write numbers with commas between them") from None
+
+
+def _weights(text: str | None) -> tuple[float, float, float] | None:
+    if text is None:
+        return None
+    from memcore import config
+
+    return config.weights(tuple(_numbers(text, "--weights")))
+
+
+def _rate(text: str | None) -> float | str | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a preset's name, or what the gate refuses
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(
+            f"--k is {text!r}; write whole numbers with commas between them, such as 5,10,25,50"
+        ) from None
+
+
+# What is shown
+
+
+def _show(value: Any, as_json: bool, text: Callable[[], str]) -> None:
+    _out(json.dumps(_plain(value), ensure_ascii=False, indent=2) if as_json else text())
+
+
+def _out(text: str) -> None:
+    """UTF-8 to stdout whatever the locale says, with one line end at the end."""
+    click.echo(f"{text.rstrip()}\n".encode(errors="backslashreplace"), nl=False)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON values: records and hits as objects without their vector, times in ISO 8601 with a zone."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value) if field.name != "vector")
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.isoformat().replace("+00:00", "Z") if hasattr(value, "isoformat") else value
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _CUT else line[: _CUT - 1] + "…"
+
+
+def _line(record: Any) -> str:
+    named = f" {record.key}:" if record.key else ""
+    head = f"{record.id}  {record.event_time:%Y-%m-%d %H:%M}Z  {record.kind:10} v{record.version}"
+    return f"{head}{named} {_one_line(record.content)}"
+
+
+def _hit_lines(hits: Any) -> str:
+    lines = []
+    for rank, hit in enumerate(hits, 1):
+        named = f"{hit.key}: " if hit.key else ""
+        lines.append(f"{rank:3}. {hit.total_score:.4f}  {named}{_one_line(hit.content)}")
+        lines.append(
+            f"     similarity {hit.semantic_similarity:.3f}, "
+            f"recency {hit.recency_component:.3f} ({_age(hit.age_hours)}), "
+            f"importance {hit.importance_component:.2f}; {hit.kind}, {hit.id}"
+        )
+    return "\n".join(lines) or "nothing found"
+
+
+def _record_lines(record: Any) -> str:
+    fields = {name: value for name, value in _plain(record).items() if value not in (None, {}) and name != "content"}
+    return "\n".join([record.content, "", *(f"{name:16} {_flat(value)}" for name, value in fields.items())])
+
+
+def _flat(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+
+
+def _age(hours: float) -> str:
+    if hours < 1:
+        return f"{hours * 60:.0f} min ago"
+    return f"{hours:.0f} h ago" if hours < 48 else f"{hours / 24:.0f} days ago"

@@ -1,0 +1,277 @@
+"""The command line as a user has it: real processes for streams and exit codes, in process for the rest."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import memcore
+from memcore.cli import main
+
+BINARY = Path(sys.executable).parent / "memcore"
+T0 = "2026-03-01T09:30:00Z"
+
+
+@pytest.fixture
+def cli(tmp_path):
+    """Runs a command on the store of this test: (exit code, stdout, stderr)."""
+
+    def run(*arguments, scope=(), store=tmp_path / "m", **options):
+        result = CliRunner().invoke(
+            main, ["--store", str(store), "--embedder", "hashed", *scope, *arguments], **options
+        )
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def ok(result):
+    code, out, err = result
+    assert (code, err) == (0, "")
+    return out
+
+
+def of_json(result):
+    return json.loads(ok(result))
+
+
+def test_remember_then_recall_in_another_process(tmp_path):
+    store = str(tmp_path / "agent.mem")
+    done = subprocess.run(
+        [BINARY, "--store", store, "remember", "HTTP 504 on /billing"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("remembered ")
+    assert done.stderr == ""
+    found = subprocess.run([BINARY, "--store", store, "recall", "billing", "--json"], capture_output=True, text=True)
+    assert [hit["content"] for hit in json.loads(found.stdout)] == ["HTTP 504 on /billing"]
+
+
+def test_every_verb_has_help_and_json():
+    verbs = {"remember", "recall", "get", "list", "update", "forget", "history", "export", "import", "stats", "replay"}
+    assert set(main.commands) == verbs
+    for command in main.commands.values():
+        assert any(parameter.name == "as_json" for parameter in command.params)
+        assert command.help
+
+
+def test_json_is_one_document_and_nothing_else(cli):
+    record = of_json(cli("remember", "a deploy failed", "--metadata", '{"host": "web01"}', "--now", T0, "--json"))
+    assert record["content"] == "a deploy failed"
+    assert record["ingested_at"] == record["event_time"] == T0
+    assert record["metadata"] == {"host": "web01"}
+    assert "vector" not in record
+    assert [r["id"] for r in of_json(cli("list", "--json"))] == [record["id"]]
+    assert of_json(cli("get", record["id"], "--json"))["version"] == 1
+    assert of_json(cli("update", record["id"], "--content", "a deploy worked", "--json"))["version"] == 2
+    assert [r["version"] for r in of_json(cli("history", "--id", record["id"], "--json"))] == [1, 2]
+    hit = of_json(cli("recall", "deploy", "--json", "--now", T0))[0]
+    assert hit["age_hours"] == 0
+    assert hit["total_score"] == pytest.approx(0.5 * hit["semantic_similarity"] + 0.3 + 0.2 * 0.5, abs=1e-6)
+    assert of_json(cli("stats", "--json"))["memories"] == 1
+    assert of_json(cli("forget", record["id"], "--dry-run", "--json")) == {
+        "ids": [record["id"]], "missing": [], "dry_run": True, "count": 1,
+    }  # fmt: skip
+    assert of_json(cli("forget", record["id"], "--json"))["count"] == 1
+    assert of_json(cli("list", "--json")) == []
+
+
+def test_options_reach_the_verb(cli):
+    of_json(
+        cli(
+            "remember", "billing owner is Marta", "--kind", "semantic", "--key", "owner", "--importance", "0.7",
+            "--source", "told_by_user", "--confidence", "0.6", "--untrusted", "--expires-at", "2026-04-01T00:00:00Z",
+            "--event-time", "2026-02-28T23:30:00-03:00", "--now", T0, "--json",
+            scope=("--session", "s1", "--role", "triage"),
+        )
+    )  # fmt: skip
+    record = of_json(cli("get", "--key", "owner", "--now", T0, "--json"))
+    assert {name: record[name] for name in ("kind", "importance", "source", "confidence", "untrusted")} == {
+        "kind": "semantic", "importance": 0.7, "source": "told_by_user", "confidence": 0.6, "untrusted": True,
+    }  # fmt: skip
+    assert (record["session_id"], record["agent_role"]) == ("s1", "triage")
+    assert (record["event_time"], record["expires_at"]) == ("2026-03-01T02:30:00Z", "2026-04-01T00:00:00Z")
+    assert cli("get", "--key", "owner", "--now", "2026-04-01T00:00:00Z")[0] == 1  # expired at that very moment
+
+
+def test_recall_filters_weights_and_moments(cli):
+    for host, importance in (("web01", 0.2), ("web02", 0.9)):
+        ok(cli("remember", f"disk full on {host}", "--metadata", json.dumps({"host": host, "n": 3}), "--importance",
+               str(importance), "--now", T0))  # fmt: skip
+    by_importance = of_json(cli("recall", "disk", "--weights", "0,0,1", "--json"))
+    assert [hit["metadata"]["host"] for hit in by_importance] == ["web02", "web01"]
+    filtered = of_json(cli("recall", "disk", "--where", "metadata.host=web01", "--where", "metadata.n=3", "--json"))
+    assert [hit["metadata"]["host"] for hit in filtered] == ["web01"]
+    aged = of_json(cli("recall", "disk", "--half-life", "10", "--now", "2026-03-01T19:30:00Z", "--json", "-k", "1"))
+    assert aged[0]["recency_component"] == pytest.approx(0.5)
+    assert of_json(cli("recall", "disk", "--as-of", "2026-02-01T00:00:00Z", "--json")) == []
+    assert of_json(cli("recall", "--kind", "semantic", "--json")) == []
+    assert of_json(cli("recall", "disk", "-k", "0", "--json")) == []
+
+
+def test_people_see_lines(cli):
+    ok(cli("remember", "disk full\non web01", "--key", "d", "--now", T0))
+    shown = ok(cli("recall", "disk", "--now", "2026-03-03T09:30:00Z"))
+    assert "d: disk full on web01" in shown
+    assert "2 days ago" in shown
+    assert "2026-03-01 09:30Z  episodic   v1 d: disk full on web01" in ok(cli("list"))
+    assert ok(cli("get", "--key", "d")).startswith("disk full\non web01\n")
+    assert ok(cli("forget", "--everything")) == "forgot 1\n"
+    assert ok(cli("list")) == "nothing here\n"
+    assert ok(cli("recall", "disk")) == "nothing found\n"
+
+
+def test_errors_are_one_line_on_stderr_and_exit_1(cli, tmp_path):
+    table = [
+        (("remember", "  "), "content is blank"),
+        (("recall", "x", "-k", "-1"), "k is -1; it must be at least 0"),
+        (("recall", "x", "--weights", "1,1,1"), "sum to 3"),
+        (("recall", "x", "--decay-rate", "slow"), "the presets are"),
+        (("recall", "x", "--where", "colour=red"), "the columns are"),
+        (("recall", "x", "--where", "kind"), "write NAME=VALUE"),
+        (("recall", "x", "--now", "2026-03-01T09:30:00"), "has no zone"),
+        (("remember", "x", "--metadata", "{"), "--metadata is not JSON"),
+        (("remember", "x", "--metadata", "[1]"), "pass a JSON object"),
+        (("get", "no-such-id"), "an id is a UUID"),
+        (("get", "--key", "none"), "no memory 'none' in tenant 'default'"),
+        (("forget",), "forget got nothing to go by"),
+        (("update", "01890a5d-ac96-774b-bcce-b302099a8057", "--content", "x"), "no memory 01890a5d"),
+        (("import", str(tmp_path / "none.jsonl")), "none.jsonl"),
+        (("export", str(tmp_path / "x.txt")), "tells no format"),
+        (("replay", str(tmp_path / "none.jsonl")), "none.jsonl"),
+        (("replay", "ops_agent", "--k", "five"), "write whole numbers"),
+    ]
+    for arguments, message in table:
+        code, out, err = cli(*arguments)
+        assert (code, out) == (1, ""), arguments
+        assert err.startswith("memcore: "), arguments
+        assert err.count("\n") == 1, arguments
+        assert message in err, arguments
+
+
+def test_usage_errors_exit_2(cli):
+    assert cli("remember")[0] == 2
+    assert cli("recall", "x", "-k", "many")[0] == 2
+    assert cli("remember", "x", "--kind", "vague")[0] == 2
+    assert cli("replay", "ops_agent", "--report", "r.txt")[0] == 2
+    result = CliRunner().invoke(main, ["stats"], env={"MEMCORE_STORE": ""})
+    assert result.exit_code == 2
+    assert "--store DIR" in result.stderr
+
+
+def test_case_B3_an_empty_tenant_is_refused_not_read_as_every_tenant(cli):
+    ok(cli("remember", "x", scope=("--tenant", "a")))
+    for verb in (("forget", "--everything"), ("list",), ("recall", "x")):
+        code, _, err = cli(*verb, scope=("--tenant", ""))
+        assert code == 1
+        assert err.startswith("memcore: tenant_id is blank")
+    assert len(of_json(cli("list", "--json", scope=("--tenant", "a")))) == 1
+
+
+def test_case_B1_a_scope_sees_its_own_rows_only(cli):
+    ok(cli("remember", "lives in Norway", scope=("--tenant", "u1")))
+    ok(cli("remember", "lives in Chile", scope=("--tenant", "u2")))
+    assert [h["content"] for h in of_json(cli("recall", "where lives", "--json", scope=("--tenant", "u1")))] == [
+        "lives in Norway"
+    ]
+    assert of_json(cli("recall", "where lives", "--json", scope=("--tenant", "u3"))) == []
+
+
+def test_case_B17_forgetting_has_no_page_size(cli, tmp_path):
+    with memcore.open(tmp_path / "m", embedder="hashed") as mem:
+        mem.scope("t1").remember_many([f"row {i}" for i in range(35)])
+    assert of_json(cli("forget", "--everything", "--json", scope=("--tenant", "t1")))["count"] == 35
+    assert of_json(cli("forget", "--everything", "--json", scope=("--tenant", "t1")))["count"] == 0
+
+
+def test_case_G1_arguments_that_are_not_utf8_are_refused(tmp_path):
+    done = subprocess.run(
+        [os.fsencode(BINARY), b"--store", os.fsencode(tmp_path / "m"), b"remember", b"note \xff end"],
+        capture_output=True,
+    )
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"memcore: content holds a lone surrogate (U+DCFF at index 5)")
+
+
+def test_case_M5_text_from_standard_input_is_kept_exactly(cli):
+    text = "a\u2028b\u0085c\u000bd\r\n  é 猫"
+    ok(cli("remember", "-", input=text.encode()))
+    assert of_json(cli("list", "--json"))[0]["content"] == text
+    code, _, err = cli("remember", "-", input=b"\xff\xfe")
+    assert (code, err) == (1, "memcore: standard input is not UTF-8 (invalid start byte at byte 0); convert it first\n")
+
+
+def test_output_is_utf8_whatever_the_locale(tmp_path):
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}
+    store = ["--store", str(tmp_path / "m"), "--embedder", "hashed"]
+    subprocess.run([BINARY, *store, "remember", "Đà Lạt → 猫"], check=True, env=environment, capture_output=True)
+    for extra in ([], ["--json"]):
+        done = subprocess.run([BINARY, *store, "list", *extra], check=True, env=environment, capture_output=True)
+        assert "Đà Lạt → 猫" in done.stdout.decode("utf-8")
+
+
+def test_a_reader_that_closes_the_pipe_early_is_no_error(tmp_path):
+    with memcore.open(tmp_path / "m", embedder="hashed") as mem:
+        mem.remember_many([f"row {i} " + "x" * 90 for i in range(3000)])
+    command = f"'{BINARY}' --store '{tmp_path}/m' --embedder hashed list --limit 3000 | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert "row 0" in done.stdout
+
+
+def test_export_and_import(cli, tmp_path):
+    ok(cli("remember", "a", scope=("--tenant", "t1")))
+    ok(cli("remember", "b", scope=("--tenant", "t2")))
+    for name in ("state.json", "state.jsonl", "state.parquet"):
+        assert of_json(cli("export", str(tmp_path / name), "--json"))["rows"] == 2
+        other = tmp_path / f"other-{name}"
+        assert of_json(cli("import", str(tmp_path / name), "--json", store=other)) == {"new": 2, "present": 0}
+        assert of_json(cli("import", str(tmp_path / name), "--json", store=other)) == {"new": 0, "present": 2}
+        assert [r["content"] for r in of_json(cli("list", "--json", store=other, scope=("--tenant", "t2")))] == ["b"]
+
+
+def test_replay_writes_answers_and_reports(cli, tmp_path):
+    trace = tmp_path / "t.jsonl"
+    rows = [
+        {"event_id": "e1", "time": T0, "kind": "episodic", "content": "the disk of db01 is full"},
+        {"event_id": "e2", "time": "2026-03-02T09:30:00Z", "kind": "episodic", "content": "good morning"},
+        {"question": "which disk is full?", "time": "2026-03-03T09:30:00Z", "evidence": ["e1"]},
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    answers, report = tmp_path / "a.jsonl", tmp_path / "r.json"
+    options = ("--embedder", "hashed", "--k", "1,2", "--weights", "1,0,0")
+    shown = ok(cli("replay", str(trace), *options, "--answers", str(answers), "--report", str(report)))
+    assert shown.startswith("# memcore replay\n")
+    assert json.loads(answers.read_text())["retrieved"] == ["e1", "e2"]
+    told = json.loads(report.read_text())
+    assert told["evaluation"]["overall"]["recall"] == {"1": 1.0, "2": 1.0}
+    printed = of_json(cli("replay", str(trace), *options, "--json"))
+    assert printed["evaluation"] == told["evaluation"]
+    kept = tmp_path / "kept"
+    ok(cli("replay", str(trace), "--embedder", "hashed", "--store", str(kept)))
+    assert len(of_json(cli("list", "--json", store=kept, scope=("--tenant", "replay", "--project", "t.jsonl")))) == 2
+
+
+def test_the_shipped_trace_is_found_by_its_name(cli):
+    told = of_json(cli("replay", "ops_agent", "--embedder", "hashed", "--limit", "100", "--json"))
+    assert told["traces"][0]["events"] == 100
+
+
+def test_help_and_version_load_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from memcore.cli import main\n"
+        "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
+        "heavy = {'numpy', 'pyarrow', 'numba', 'faiss', 'wordllama', 'tokenizers', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([BINARY, "--version"], check=True, capture_output=True, text=True)
+    assert done.stdout == f"memcore, version {memcore.__version__}\n"
