@@ -1,7 +1,8 @@
-"""What time is it, and what does a caller's time mean? Inside memcore every time is int64 microseconds since the epoch, UTC.
+"""What time is it, and what does a caller's time mean? Inside memcore a time is int64 microseconds since the epoch.
 
-A public time is a timezone-aware `datetime`, or a number of seconds since the epoch. A naive datetime is refused rather
-than read as local or as UTC: the same script would otherwise give other answers on a host in another zone.
+A public time is a timezone-aware `datetime`, or a number of seconds since the epoch, within the years 1 to 9999 in UTC.
+A naive datetime is refused rather than read as local or as UTC: the same script would otherwise give other answers on a
+host in another zone. So is a date, which has no hour, and a text: only the command line and files have those (`parse`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from numbers import Integral, Real
 
+from memcore import gate
 from memcore.errors import InvalidInput
 
 MICROS = 1_000_000
 HOUR = 3600 * MICROS
 DAY = 24 * HOUR
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST = -62_135_596_800  # 0001-01-01T00:00:00Z in seconds
-_LAST = 253_402_300_799  # 9999-12-31T23:59:59Z in seconds
+_FIRST = -62_135_596_800 * MICROS  # 0001-01-01T00:00:00Z
+_LAST = 253_402_300_800 * MICROS - 1  # 9999-12-31T23:59:59.999999Z
 
 Instant = datetime | float | int
 Clock = Callable[[], Instant]
@@ -39,23 +41,43 @@ def to_micros(value: object, what: str) -> int:
                 "datetime(…, tzinfo=timezone.utc), value.astimezone() for local time, or seconds since the epoch"
             )
         delta = value - _EPOCH
-        return (delta.days * 86_400 + delta.seconds) * MICROS + delta.microseconds
-    if isinstance(value, bool) or not isinstance(value, Real):
+        return in_years((delta.days * 86_400 + delta.seconds) * MICROS + delta.microseconds, value, what)
+    micros = _seconds(value, what) * MICROS
+    if micros > _LAST:
         raise InvalidInput(
-            f"{what} is {_shown(value)}; a time is a timezone-aware datetime or a number of seconds since the epoch: "
-            "for a text use datetime.fromisoformat(text)"
-        )
-    seconds: int | float = int(value) if isinstance(value, Integral) else float(value)
-    if not math.isfinite(seconds):
-        raise InvalidInput(f"{what} is {seconds}; a time in seconds is finite: leave it out for now")
-    if seconds > _LAST:
-        raise InvalidInput(
-            f"{what} is {value} seconds, later than the year 9999; times are in seconds, not milliseconds: "
+            f"{what} is {gate.brief(value)} seconds, later than the year 9999; times are in seconds, not milliseconds: "
             "divide milliseconds by 1000"
         )
-    if seconds < _FIRST:
-        raise InvalidInput(f"{what} is {value} seconds, earlier than the year 1; pass seconds since 1970-01-01T00:00Z")
-    return seconds * MICROS if isinstance(seconds, int) else round(seconds * MICROS)
+    if micros < _FIRST:
+        raise InvalidInput(
+            f"{what} is {gate.brief(value)} seconds, earlier than the year 1; pass seconds since 1970-01-01T00:00Z"
+        )
+    return round(micros)
+
+
+def _seconds(value: object, what: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, (float, int, Real)):  # Real alone takes a microsecond to ask
+        raise InvalidInput(
+            f"{what} is {gate.shown(value)}; a time is a timezone-aware datetime or a number of seconds since the "
+            "epoch: for a text use datetime.fromisoformat(text), for a date "
+            "datetime.combine(date, time(0), tzinfo=timezone.utc)"
+        )
+    if isinstance(value, (int, Integral)):
+        return int(value)
+    seconds = gate.real(value)
+    if not math.isfinite(seconds):
+        raise InvalidInput(f"{what} is {seconds}; a time in seconds is finite: leave it out for now")
+    return seconds
+
+
+def in_years(micros: int, got: object, what: str) -> int:
+    """µs since the epoch that a datetime can hold, so that what is stored can be read. `got` is told in the error."""
+    if _FIRST <= micros <= _LAST:
+        return micros
+    told = got.isoformat() if isinstance(got, datetime) else got
+    raise InvalidInput(
+        f"{what} is {told}, which is outside the years 1 to 9999 in UTC; pass a time within them, or leave it out"
+    )
 
 
 def to_datetime(micros: int) -> datetime:
@@ -69,23 +91,25 @@ def to_text(micros: int) -> str:
 
 
 def parse(text: str, what: str) -> int:
-    """The times of the command line and of files: ISO 8601 with an offset or Z, or seconds since the epoch."""
+    """The times of the command line and of files: ISO 8601 with an offset or Z, or seconds since the epoch.
+
+    Digits alone are seconds, not a year or a date without dashes.
+    """
     try:
-        return to_micros(float(text), what)
-    except InvalidInput:
-        raise
+        seconds = float(text)
     except ValueError:
         pass
+    else:
+        return to_micros(seconds, what)
     try:
         value = datetime.fromisoformat(text.strip())
     except ValueError:
         raise InvalidInput(
-            f"{what} is {text!r}; give ISO 8601 with a zone such as 2026-03-01T09:30:00Z, or seconds since the epoch"
+            f"{what} is {gate.brief(text)}; give ISO 8601 with a zone such as 2026-03-01T09:30:00Z, or seconds since "
+            "the epoch"
         ) from None
     if value.tzinfo is None:
-        raise InvalidInput(f"{what} is {text!r}, which has no zone; add Z for UTC or an offset such as -03:00")
+        raise InvalidInput(
+            f"{what} is {gate.brief(text)}, which has no zone; add Z for UTC or an offset such as -03:00"
+        )
     return to_micros(value, what)
-
-
-def _shown(value: object) -> str:
-    return f"{value!r} ({type(value).__name__})"[:120]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
+
 from memcore import gate
 from memcore.errors import InvalidInput
 
@@ -20,6 +22,7 @@ class Weights(NamedTuple):
 
 
 DEFAULT_WEIGHTS = Weights()
+_LEAST_HALF_LIFE = timedelta(microseconds=1) / timedelta(hours=1)
 
 DECAY_PRESETS: dict[str, float] = {
     "default": 0.01,  # half-life 69.3 hours
@@ -36,43 +39,60 @@ def half_life_hours(decay_rate: float | str) -> float:
 
 
 def weights(value: object) -> Weights:
-    """A triple or a `Weights`, checked: three numbers in [0, 1] whose sum is 1 (within 1e-6)."""
+    """Three numbers in [0, 1] whose sum is 1 within 1e-6: a tuple, a list, an array or a `Weights`."""
     if value is None:
         return DEFAULT_WEIGHTS
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if not isinstance(value, (tuple, list)) or len(value) != 3:
         raise InvalidInput(
-            f"weights is {value!r}; pass three numbers (alpha, beta, gamma) for relevance, recency and importance, "
-            "such as (0.5, 0.3, 0.2)"
+            f"weights is {gate.shown(value)}; pass three numbers (alpha, beta, gamma) for relevance, recency and "
+            "importance, such as (0.5, 0.3, 0.2)"
         )
-    alpha, beta, gamma = (
-        gate.unit(share, f"weights.{name}") for share, name in zip(value, ("alpha", "beta", "gamma"), strict=True)
-    )
+    alpha, beta, gamma = (_share(share, name) for share, name in zip(value, Weights._fields, strict=True))
     total = alpha + beta + gamma
     if abs(total - 1) > 1e-6:
         raise InvalidInput(
-            f"weights ({alpha:g}, {beta:g}, {gamma:g}) sum to {total:g}; alpha + beta + gamma must be 1: "
+            f"weights ({alpha:g}, {beta:g}, {gamma:g}) sum to {total:.9g}; alpha + beta + gamma must be 1: "
             "divide each by their sum"
         )
     return Weights(alpha, beta, gamma)
 
 
+def _share(value: object, name: str) -> float:
+    got = gate.number(value, f"weights.{name}")
+    if not 0.0 <= got <= 1.0:
+        raise InvalidInput(f"weights.{name} is {gate.digits(got)}; it must be in [0, 1], and the three must sum to 1")
+    return got
+
+
 def decay(rate: object, half_life: object, default: float = DECAY_PRESETS["default"]) -> float:
-    """Lambda per hour from a rate, a preset's name or a half-life in hours (or a timedelta); at most one of them."""
+    """Lambda per hour from a rate, a preset's name or a half-life in hours (or a timedelta); at most one of them.
+
+    A rate of 0 is no decay. Times are counted in microseconds, so a half-life is at least one.
+    """
     if rate is not None and half_life is not None:
         raise InvalidInput(
-            f"decay_rate is {rate!r} and half_life is {half_life!r}; pass one of them (half_life = ln 2 / decay_rate)"
+            f"decay_rate is {gate.brief(rate)} and half_life is {gate.brief(half_life)}; pass one of them "
+            "(half_life = ln 2 / decay_rate)"
         )
     if half_life is not None:
-        hours = half_life.total_seconds() / 3600 if isinstance(half_life, timedelta) else gate.number(half_life, "half_life")
-        if not hours > 0:
-            raise InvalidInput(f"half_life is {hours:g} hours; it must be above 0: for no decay pass decay_rate=0")
+        if isinstance(half_life, timedelta):
+            half_life = half_life / timedelta(hours=1)
+        hours = gate.number(half_life, "half_life (hours or a timedelta)")
+        if hours < _LEAST_HALF_LIFE:
+            raise InvalidInput(
+                f"half_life is {hours:g} hours; it must be at least a microsecond: for no decay pass decay_rate=0"
+            )
         return math.log(2) / hours
     if rate is None:
         return default
     if isinstance(rate, str):
         if rate not in DECAY_PRESETS:
             names = ", ".join(f"{name} ({value:g}/h)" for name, value in DECAY_PRESETS.items())
-            raise InvalidInput(f"decay_rate is {rate!r}; the presets are {names}: name one or pass a number per hour")
+            raise InvalidInput(
+                f"decay_rate is {gate.brief(rate)}; the presets are {names}: name one or pass a number per hour"
+            )
         return DECAY_PRESETS[rate]
     value = gate.number(rate, "decay_rate")
     if value < 0:

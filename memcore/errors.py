@@ -1,14 +1,25 @@
 """What can go wrong, by type. Every message says what was got, what is allowed and what to do next.
 
 All inherit `MemcoreError`, so `except memcore.MemcoreError` catches everything that memcore raises on purpose.
-After any of them nothing is half-written.
+After any of them nothing is half-written. They can be printed whatever value they tell of, and pickled.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates spelled out (`\\ud83d`), so that any stream and log can take it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
 
 class MemcoreError(Exception):
     """The root of all errors that memcore raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(str(self.args[0])) if self.args else ""
 
 
 class InvalidInput(MemcoreError, ValueError):
@@ -30,9 +41,6 @@ class ScopeError(InvalidInput):
 class NotFound(MemcoreError, KeyError):
     """No such record in this scope."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of the message, quotes and all
-        return str(self.args[0]) if self.args else ""
-
 
 class VersionConflict(MemcoreError):
     """`if_version` did not match: someone else wrote first. `expected` and `found` carry both versions."""
@@ -41,6 +49,9 @@ class VersionConflict(MemcoreError):
         super().__init__(message)
         self.expected = expected
         self.found = found
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the inherited one would call the class without the two versions
+        return partial(type(self), expected=self.expected, found=self.found), self.args
 
 
 class StoreError(MemcoreError):

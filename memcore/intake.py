@@ -1,12 +1,21 @@
 """What does a caller want remembered? Texts, dicts or an Arrow table, checked by the gate and brought into columns.
 
-Rows are checked column by column and all faults are gathered by row, so that the caller is told of the first and of how
-many there are, and may have the good rows stored without the bad ones.
+- Rows come as a list (or another sequence) of texts and dicts, as an iterator of them, which is read to its end before
+  anything is checked, or as an Arrow table, record batch or reader, or another library's data frame that gives itself
+  to Arrow (`__arrow_c_stream__`). Fields are the arguments of `remember`; None and null are fields that are not given.
+- Faults are gathered by row, so that the caller is told of the first and of how many there are, and may have the good
+  rows stored without the bad ones. A table with an unknown column, or with a column whose type cannot be meant (times
+  without a zone), is refused whole.
+- Of Arrow's types: texts may be of any string type, also dictionary-encoded; times are timestamps with a zone, of any
+  unit (ns are rounded to µs), or seconds; a vector is a list of any kind and number type; metadata is a struct, a map,
+  or JSON text, which is how `to_arrow` gives it.
+- The store's own columns (`seq`, `version`, …) are refused: records are moved whole with export and import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memcore import gate, ids
-from memcore.clock import to_micros
+from memcore.clock import in_years, to_micros
 from memcore.errors import InvalidInput, MemcoreError, ScopeError
-from memcore.schema import COLUMNS, SOURCES, TIMESTAMP
+from memcore.schema import COLUMNS, SOURCES
 from memcore.store.catalog import columns_of
 from memcore.store.segment import Columns
 
@@ -27,12 +36,17 @@ FIELDS = (
 )  # fmt: skip
 DEFAULT_KIND, DEFAULT_IMPORTANCE = "episodic", 0.5
 _OWN = frozenset(COLUMNS) - frozenset(FIELDS)
+_KNOWN = frozenset(FIELDS)
+_TICKS = {"s": (1_000_000, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}  # a unit of time in µs, as a fraction
+_NO_CONTENT = "content is missing; every memory has a text: leave the row out if there is nothing to say"
+_WHAT = "pass a list of texts, a list of dicts or a pyarrow Table: for a single text use remember"
 
 
 @dataclass(slots=True)
 class Intake:
-    """Checked rows. `columns` lacks only what a commit gives: seqs, versions, ids where `explicit` is False, and the codes
-    of `names`. `vectors` holds the rows that came with a vector (`has_vector`); the others wait to be embedded."""
+    """Checked rows. `columns` lacks only what a commit gives: seqs, versions, ids where `explicit` is False, and the
+    codes of `names`. `vectors` holds the rows that came with a vector (`has_vector`); the others wait to be
+    embedded."""
 
     columns: Columns
     names: dict[str, list[str]]  # session, role, source, tenant, project: a name a row
@@ -53,147 +67,261 @@ class Bounds:
 
 
 def read(data: object, bounds: Bounds, *, now: int, dim: int | None) -> Intake:
-    """Rows from a list of texts, a list of dicts, or an Arrow table or record batch."""
-    n, fields = _fields(data)
-    return check(fields, n, bounds, now=now, dim=dim)
+    """Rows from whatever the caller passed; see the module."""
+    n, fields, faults = _fields(data)
+    return check(fields, n, bounds, now=now, dim=dim, faults=faults)
 
 
-def check(fields: Mapping[str, Any], n: int, bounds: Bounds, *, now: int, dim: int | None) -> Intake:
-    """Columns by the names of `FIELDS`, each a sequence of `n` values (None: not given), checked value by value."""
-    faults: dict[int, MemcoreError] = {}
+def check(
+    fields: Mapping[str, Any],
+    n: int,
+    bounds: Bounds,
+    *,
+    now: int,
+    dim: int | None,
+    faults: dict[int, MemcoreError] | None = None,
+) -> Intake:
+    """Columns by the names of `FIELDS`, each a sequence of `n` values (None: not given), checked value by value.
 
-    def each(name: str, check_one: Callable[[Any], Any], default: Any, required: bool = False) -> list[Any]:
+    `faults` of rows that were found wanting before are kept.
+    """
+    found: dict[int, MemcoreError] = {} if faults is None else faults
+
+    def each(name: str, check_one: Callable[[Any, str], Any], default: Any) -> list[Any]:
         values = fields.get(name)
-        if values is None and not required:
+        if values is None:
             return [default] * n
         checked = []
-        for row, value in enumerate(values if values is not None else [None] * n):
-            if value is None and not required:
+        for row, value in enumerate(values):
+            if value is None:
                 checked.append(default)
                 continue
             try:
-                checked.append(check_one(value))
+                checked.append(check_one(value, name))
             except MemcoreError as fault:
-                faults.setdefault(row, fault)
+                found.setdefault(row, fault)
                 checked.append(default)
         return checked
 
     columns = columns_of(n)
-    columns["content"] = each("content", lambda v: gate.text(v, "content"), "", required=True)
-    columns["key"] = each("key", lambda v: gate.text(v, "key"), None)
-    columns["metadata"] = each("metadata", gate.metadata, None)
-    columns["idempotency_key"] = each("idempotency_key", lambda v: gate.text(v, "idempotency_key"), None)
-    columns["kind"][:] = [gate.KINDS.index(kind) for kind in each("kind", gate.kind, DEFAULT_KIND)]
-    columns["importance"][:] = each("importance", lambda v: gate.unit(v, "importance"), DEFAULT_IMPORTANCE)
-    columns["confidence"][:] = each("confidence", lambda v: gate.unit(v, "confidence"), 1.0)
-    columns["untrusted"][:] = each("untrusted", lambda v: gate.flag(v, "untrusted"), False)
-    columns["level"][:] = each("level", level, 0)
-    columns["event_time"][:] = each("event_time", _time("event_time"), now)
-    columns["expires_at"][:] = each("expires_at", expiry, 0)  # 0: never
+    columns["content"] = each("content", gate.text, None)
+    if None in columns["content"]:
+        for row, content in enumerate(columns["content"]):
+            if content is None:
+                found.setdefault(row, InvalidInput(_NO_CONTENT))
+    for name, check_text in (("key", gate.name), ("metadata", _metadata), ("idempotency_key", gate.name)):
+        columns[name] = each(name, check_text, None)
+    for name, check_one, default in (
+        ("kind", _kind, gate.KINDS.index(DEFAULT_KIND)),
+        ("importance", gate.unit, DEFAULT_IMPORTANCE),
+        ("confidence", gate.unit, 1.0),
+        ("untrusted", gate.flag, False),
+        ("level", level, 0),
+        ("event_time", moment, now),
+        ("expires_at", expiry, 0),  # 0: never
+    ):
+        columns[name][:] = default if fields.get(name) is None else each(name, check_one, default)
     columns["ingested_at"][:] = now
-    given = each("id", gate.record_id, None)
-    explicit = np.array([value is not None for value in given], dtype=np.bool_)
-    for row in np.flatnonzero(explicit):
-        columns["id_hi"][row], columns["id_lo"][row] = ids.halves(given[row])
-    names = {
-        "session": each("session_id", lambda v: _within("session_id", v, bounds.session_id), bounds.session_id or "default"),
-        "role": each("agent_role", lambda v: _within("agent_role", v, bounds.agent_role), bounds.agent_role or "default"),
-        "source": each("source", lambda v: gate.text(v, "source"), SOURCES[0]),
-        "tenant": each("tenant_id", lambda v: _within("tenant_id", v, bounds.tenant_id), bounds.tenant_id or "default"),
-        "project": each("project_id", lambda v: _within("project_id", v, bounds.project_id), bounds.project_id or "default"),
-    }
-    vectors = _vectors(fields.get("vector"), n, dim, columns["has_vector"], faults)
-    return _without(Intake(columns, names, explicit, vectors, faults, list(range(n))), faults)
+    explicit = columns["has_vector"].copy()
+    if fields.get("id") is not None:
+        for row, given in enumerate(each("id", gate.record_id, None)):
+            if given is not None:
+                explicit[row] = True
+                columns["id_hi"][row], columns["id_lo"][row] = ids.halves(given)
+    names = {"source": each("source", gate.name, SOURCES[0])}
+    for short, name, bound in (
+        ("session", "session_id", bounds.session_id),
+        ("role", "agent_role", bounds.agent_role),
+        ("tenant", "tenant_id", bounds.tenant_id),
+        ("project", "project_id", bounds.project_id),
+    ):
+        names[short] = each(name, _within(bound), bound or "default")
+    vectors = _vectors(fields.get("vector"), n, dim, columns["has_vector"], found)
+    return _without(Intake(columns, names, explicit, vectors, found, list(range(n))), found)
 
 
 def refusal(faults: Mapping[int, MemcoreError], n: int) -> MemcoreError:
     """One error for a refused batch: the first faulty row's own, and how many there are."""
     row = min(faults)
-    more = f"{len(faults)} of {n} rows are refused" if len(faults) > 1 else f"the other {n - 1} are fine"
-    return type(faults[row])(f"row {row}: {faults[row]}. Nothing was stored: {more}; on_invalid='skip' stores the good rows")
+    count = f"{len(faults)} of {n} rows {'is' if len(faults) == 1 else 'are'} refused"
+    others = "; on_invalid='skip' stores the good rows" if len(faults) < n else ""
+    return type(faults[row])(f"row {row}: {faults[row]}. Nothing was stored: {count}{others}")
 
 
-def level(value: object) -> int:
-    got = gate.count(value, "level")
+def level(value: object, what: str) -> int:
+    got = gate.count(value, what)
     if got > 32_767:
-        raise InvalidInput(f"level is {got}; it must be at most 32767: 0 is raw, 1 and up are consolidated")
+        raise InvalidInput(
+            f"{what} is {gate.brief(got)}; it must be at most 32767: 0 is raw, 1 and up are consolidated"
+        )
     return got
 
 
-def expiry(value: object) -> int:
+def expiry(value: object, what: str = "expires_at") -> int:
     """A time of expiry in µs; the epoch itself, which stands for never inside, becomes the microsecond before."""
-    return _time("expires_at")(value) or -1
+    return moment(value, what) or -1
+
+
+class Micros(int):
+    """Microseconds since the epoch: what an Arrow timestamp or a text stood for."""
+
+    def __str__(self) -> str:
+        return f"{int(self)} µs"
 
 
 def moment(value: object, what: str) -> int:
     """A caller's time in µs."""
-    return int(value) if isinstance(value, Micros) else to_micros(value, what)
+    return in_years(int(value), value, what) if isinstance(value, Micros) else to_micros(value, what)
 
 
-def _time(what: str) -> Callable[[Any], int]:
-    return lambda value: moment(value, what)
+class JsonText(str):
+    """A JSON document: a value of a text column of metadata."""
 
 
-def _within(what: str, value: object, bound: str | None) -> str:
-    got = gate.scope_id(value, what)
-    if bound is not None and got != bound:
+def _metadata(value: object, what: str) -> str | None:
+    if isinstance(value, JsonText):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as fault:
+            raise InvalidInput(
+                f"{what} is {gate.brief(str(value))}, which is not JSON ({gate.first_line(fault)}); a text column of it holds a JSON "
+                "object a row"
+            ) from None
+    return gate.metadata(value, what)
+
+
+def _kind(value: object, what: str) -> int:
+    return gate.KINDS.index(gate.kind(value, what))
+
+
+def _within(bound: str | None) -> Callable[[object, str], str]:
+    """The check of a scope id in a row: where the scope has one, the row's is the same."""
+
+    def check_one(value: object, what: str) -> str:
+        if bound is not None and value == bound:
+            return bound
+        got = gate.scope_id(value, what)
+        if bound is None:
+            return got
         raise ScopeError(
-            f"{what} of the row is {got!r} and the scope's is {bound!r}; a scope writes only inside itself: leave {what} "
-            "out, or write through the scope it belongs to"
+            f"{what} of the row is {gate.brief(got)} and the scope's is {gate.brief(bound)}; a scope writes only "
+            f"inside itself: leave {what} out, or write through the scope it belongs to"
         )
-    return got
+
+    return check_one
 
 
-def _fields(data: object) -> tuple[int, dict[str, Any]]:
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    if isinstance(data, pa.Table):
-        _known_fields(data.column_names)
-        return data.num_rows, {name: arrow_values(name, data.column(name)) for name in data.column_names}
-    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Sequence):
-        raise InvalidInput(
-            f"remember_many got {gate.shown(data)}; pass a list of texts, a list of dicts or a pyarrow Table: for a single "
-            "text use remember"
-        )
+def _fields(data: Any) -> tuple[int, dict[str, Any], dict[int, MemcoreError]]:
+    """The number of rows, the fields as columns, and the faults of rows that are no rows."""
+    if hasattr(data, "__arrow_c_stream__"):
+        return _arrow_fields(data)
+    if isinstance(data, Iterator):
+        data = list(data)
+    if isinstance(data, (str, bytes, bytearray, memoryview)) or not isinstance(data, Sequence):
+        raise InvalidInput(f"remember_many got {gate.shown(data)}; {_WHAT}")
     if all(isinstance(row, str) for row in data):
-        return len(data), {"content": data}
+        return len(data), {"content": data}, {}
+    faults: dict[int, MemcoreError] = {}
+    rows: list[Mapping[Any, Any]] = []
     for place, row in enumerate(data):
-        if not isinstance(row, (str, Mapping)):
-            raise InvalidInput(f"row {place} is {gate.shown(row)}; a row is a text or a dict with 'content'")
-    rows = [{"content": row} if isinstance(row, str) else row for row in data]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    _known_fields(names)
-    return len(rows), {name: [row.get(name) for row in rows] for name in names}
+        if isinstance(row, str):
+            row = {"content": row}
+        elif not isinstance(row, Mapping):
+            faults[place] = InvalidInput(f"the row is {gate.shown(row)}; a row is a text or a dict with 'content'")
+            row = {}
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    if not names.keys() <= _KNOWN:
+        for place, row in enumerate(rows):
+            if strange := _strange(row):
+                faults.setdefault(place, InvalidInput(strange))
+    return len(rows), {name: [row.get(name) for row in rows] for name in FIELDS if name in names}, faults
 
 
-def _known_fields(names: Sequence[object]) -> None:
-    for name in names:
-        if name in _OWN:
-            raise InvalidInput(
-                f"field {name!r} is kept by the store itself; leave it out, or move records whole with export and import_"
-            )
-        if name not in FIELDS:
-            raise InvalidInput(
-                f"unknown field {gate.shown(name)}; a row has {', '.join(FIELDS)}: put what is your own into 'metadata'"
-            )
-    if "content" not in names and len(names):
-        raise InvalidInput(f"rows have {', '.join(map(str, names))} but no 'content'; every memory has a text")
+def _arrow_fields(data: Any) -> tuple[int, dict[str, Any], dict[int, MemcoreError]]:
+    try:
+        table = data if isinstance(data, pa.Table) else pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as fault:
+        raise InvalidInput(
+            f"remember_many got {gate.shown(data)}, which Arrow does not read as a table ({gate.first_line(fault)}); {_WHAT}"
+        ) from fault
+    names = table.column_names
+    if strange := _strange(names):
+        raise InvalidInput(strange)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(
+            f"the table has {names.count(twice)} columns named {twice!r}; each name stands once: drop the others"
+        )
+    if "content" not in names and names:
+        raise InvalidInput(
+            f"the table has {_listed(names)} but no 'content'; every memory has a text: name its column so"
+        )
+    return table.num_rows, {name: arrow_values(name, table.column(name)) for name in names}, {}
+
+
+def _strange(names: Iterable[object]) -> str | None:
+    """What to say of names that are not fields, if there are any."""
+    strange = [name for name in names if name not in _KNOWN]
+    if own := [name for name in strange if name in _OWN]:
+        return (
+            f"field {_listed(own)} is kept by the store itself; leave it out, or move records whole with export and "
+            "import_"
+        )
+    if strange:
+        return f"unknown field {_listed(strange)}; a row has {', '.join(FIELDS)}: put what is your own into 'metadata'"
+    return None
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(gate.brief, names))
 
 
 def arrow_values(name: str, column: pa.ChunkedArray) -> Any:
+    """An Arrow column as values for `check`; vectors as one array `(n, d)` where each row has one of that width."""
     kind = column.type
-    if name == "vector" and (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)) and column.null_count == 0:
-        flat = pa.concat_arrays([chunk.flatten() for chunk in column.chunks]) if column.num_chunks else pa.array([])
-        if len(column) and len(flat) % len(column) == 0 and flat.null_count == 0 and pa.types.is_fixed_size_list(kind):
-            return flat.to_numpy(zero_copy_only=False).reshape(len(column), -1)
-        return [row.values.to_numpy(zero_copy_only=False) for row in column]
-    if pa.types.is_timestamp(kind) and kind.tz is not None:  # as seconds would round; as datetimes would cost 1 µs each
-        return [None if v is None else Micros(v) for v in column.cast(TIMESTAMP, safe=False).cast(pa.int64()).to_pylist()]
-    return column.to_pylist()
+    try:
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+        elif name in ("metadata", "vector") and isinstance(kind, pa.BaseExtensionType):
+            column = column.cast(kind.storage_type)
+        kind = column.type
+        if name == "vector":
+            return _arrow_vectors(column)
+        if pa.types.is_timestamp(kind):
+            if kind.tz is None:
+                raise InvalidInput(
+                    f"column {name!r} has the type {kind}, without a zone; times need one: pass "
+                    f"column.cast(pa.timestamp({kind.unit!r}, 'UTC')), or use pyarrow.compute.assume_timezone for "
+                    "local times"
+                )
+            up, down = _TICKS[kind.unit]
+            ticks = column.cast(pa.int64()).to_pylist()
+            return [None if t is None else Micros((t * up + down // 2) // down) for t in ticks]
+        if name == "metadata":
+            if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+                return [None if text is None else JsonText(text) for text in column.to_pylist()]
+            return column.to_pylist(maps_as_pydicts="strict")
+        return column.to_pylist()
+    except (pa.ArrowException, KeyError, ValueError, OverflowError) as fault:
+        if isinstance(fault, MemcoreError):
+            raise
+        raise InvalidInput(
+            f"column {name!r} of type {kind} cannot be read ({gate.first_line(fault)}); cast it to a type that Python has"
+        ) from fault
 
 
-class Micros(int):
-    """Microseconds that are known to be right: from an Arrow timestamp column with a zone."""
+def _arrow_vectors(column: pa.ChunkedArray) -> Any:
+    lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if not isinstance(lists, (pa.FixedSizeListArray, pa.ListArray, pa.LargeListArray)):
+        return column.to_pylist()
+    rows = gate.arrow_rows(lists.drop_null())
+    if rows is None:
+        return [row.values if row.is_valid else None for row in lists]
+    if not lists.null_count:
+        return rows
+    each = iter(rows)
+    return [next(each) if there else None for there in lists.is_valid().to_pylist()]
 
 
 def _vectors(
@@ -206,7 +334,7 @@ def _vectors(
         present: Sequence[int] = range(n)
         given: Any = values
     else:
-        present = [row for row in range(n) if values[row] is not None]
+        present = [row for row in range(n) if values[row] is not None and row not in faults]
         given = [values[row] for row in present]
     if not len(present):
         return None
@@ -216,27 +344,30 @@ def _vectors(
         rows, present = _one_by_one(given, present, dim, faults)
         if not present:
             return None
-    has_vector[list(present)] = True
     if len(present) == n:
+        has_vector[:] = True
         return rows
+    has_vector[present] = True
     vectors = np.zeros((n, rows.shape[1]), dtype=np.float32)
-    vectors[list(present)] = rows
+    vectors[present] = rows
     return vectors
 
 
 def _one_by_one(
     given: Any, present: Sequence[int], dim: int | None, faults: dict[int, MemcoreError]
 ) -> tuple[npt.NDArray[np.float32], list[int]]:
-    """Some row is at fault: find which. The first good row sets the width if nothing else does."""
+    """Some row is at fault: find which. The first good row sets the width if the store has none."""
     good: list[npt.NDArray[np.float32]] = []
     places = []
+    holder = "the store"
     for value, row in zip(given, present, strict=True):
         try:
-            vector = gate.vector(value, dim=dim)
+            vector = gate.vector(value, dim=dim, holder=holder)
         except MemcoreError as fault:
             faults.setdefault(row, fault)
             continue
-        dim = dim or vector.size
+        if dim is None:
+            dim, holder = vector.size, f"row {row}"
         good.append(vector)
         places.append(row)
     return (np.stack(good) if good else np.empty((0, 0), np.float32)), places
@@ -260,4 +391,3 @@ def _without(intake: Intake, faults: Mapping[int, MemcoreError]) -> Intake:
         dict(faults),
         kept,
     )
-

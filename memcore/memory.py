@@ -1,41 +1,39 @@
-"""The verbs: what an agent does with its memory. Each checks at the gate, calls one room, and returns records or reports."""
+"""The verbs: what an agent does with its memory. Each checks at the gate, calls one room, and returns what it found."""
 
 from __future__ import annotations
 
 import builtins
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from memcore import clock, config, gate, intake
 from memcore import ids as _ids
-from memcore.agent.working import CountTokens, Working, estimate_tokens, evicted
-from memcore.errors import InvalidInput, NotFound, StoreClosed, VersionConflict
+from memcore.agent.working import CountTokens, Working, estimate_tokens, make_room
+from memcore.engine import Engine
+from memcore.errors import InvalidInput, NotFound, VersionConflict
 from memcore.gate import KINDS
 from memcore.schema import Record, Records
-from memcore.search import exact, result
 from memcore.search.filter import Where, compile_where
-from memcore.store import portable, saved
-from memcore.store.catalog import Catalog
-from memcore.store.partition import Partition, Ref
-from memcore.store.segment import FORGOTTEN
-from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot
+from memcore.store import portable
+from memcore.store.catalog import Catalog, Commit
+from memcore.store.partition import WORKING, Conversation, Ref
+from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, record
 
-if TYPE_CHECKING:
-    from memcore.embed.protocol import Embedder, EmbedderSpec
+if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first recall should pay and no other call
+    from memcore.embed.protocol import EmbedderSpec
+    from memcore.search.exact import Ask
+    from memcore.search.result import Recall
 
-WORKING = KINDS.index("working")
 EPISODIC = KINDS.index("episodic")
 RECALLED = ("episodic", "semantic")
-EMBED_BATCH = 4096
 F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
 
 
 class _Keep:
@@ -49,7 +47,7 @@ KEEP: Final = _Keep()
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """`ids` of the memories that were forgotten (or would be, if `dry_run`), `missing` the ids asked for but not there."""
+    """`ids` of what was forgotten (or would be, if `dry_run`); `missing`: ids that were asked for and are not there."""
 
     ids: builtins.list[str]
     missing: builtins.list[str] = field(default_factory=list)
@@ -67,43 +65,11 @@ class ForgetReport:
 
 
 class WriteResult(builtins.list[str]):
-    """The ids that `remember_many` stored, in order. With on_invalid="skip", `faults` tells why rows are missing, by row."""
+    """The ids that `remember_many` stored, in order. With on_invalid="skip", `faults` says why rows are missing."""
 
     def __init__(self, stored: Iterable[str], faults: Mapping[int, Exception]) -> None:
         super().__init__(stored)
         self.faults = {row: str(fault) for row, fault in faults.items()}
-
-
-@dataclass(slots=True)
-class Engine:
-    """What all scopes of one open store share."""
-
-    catalog: Catalog
-    embedder: Embedder | None
-    clock: clock.Clock
-    weights: config.Weights
-    decay_rate: float
-    working: config.WorkingLimits
-    count_tokens: CountTokens
-    saved: saved.SavedStore | None = None
-    changes: int = 0  # commits, marks and counts since the store was loaded or saved
-    closed: bool = False
-
-    def now(self, given: object) -> int:
-        return clock.to_micros(self.clock(), "the clock's time") if given is None else clock.to_micros(given, "now")
-
-    def check_open(self) -> None:
-        if self.closed:
-            raise StoreClosed("the store is closed; open it again with memcore.open")
-
-    def embed(self, texts: Sequence[str], kind: Literal["document", "query"]) -> F32 | None:
-        """float32 `(n, dim)`, or None where the store has no embedder. Never called under the lock."""
-        if self.embedder is None or not texts:
-            return None
-        parts = [self.embedder.embed(texts[i : i + EMBED_BATCH], kind) for i in range(0, len(texts), EMBED_BATCH)]
-        made = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        self.catalog.settle_dim(made.shape[1])
-        return made
 
 
 class Scope:
@@ -113,8 +79,17 @@ class Scope:
     A key names one record in the whole (tenant, project), whichever session wrote it.
     """
 
-    def __init__(self, engine: Engine, tenant_id: str, project_id: str, session_id: str | None, agent_role: str | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tenant_id: str,
+        project_id: str,
+        session_id: str | None,
+        agent_role: str | None,
+        memory: Memory | None = None,
+    ) -> None:
         self._engine = engine
+        self._memory = memory  # keeps it alive: the store is closed when its `Memory` is gone
         self.tenant_id = tenant_id
         self.project_id = project_id
         self.session_id = session_id
@@ -147,8 +122,8 @@ class Scope:
     ) -> Record:
         """Stores one memory and returns its record.
 
-        A semantic or procedural memory with a `key` that is in use becomes the next version of that record; an episodic one
-        never replaces another. `event_time` (default `now`) is when it happened. A second call with the same
+        A semantic or procedural memory with a `key` that is in use becomes the next version of that record; an episodic
+        one never replaces another. `event_time` (default `now`) is when it happened. A second call with the same
         `idempotency_key` stores nothing and returns the first record. `vector` stands in for embedding the text.
         """
         engine = self._engine
@@ -157,22 +132,27 @@ class Scope:
         one = {
             "content": [content], "kind": [kind], "key": [key], "importance": [importance], "event_time": [event_time],
             "expires_at": [expires_at], "metadata": [metadata], "source": [source], "confidence": [confidence],
-            "untrusted": [untrusted], "level": [level], "vector": [vector], "id": [id], "idempotency_key": [idempotency_key],
+            "untrusted": [untrusted], "level": [level], "vector": [vector], "id": [id],
+            "idempotency_key": [idempotency_key],
         }  # fmt: skip
         taken = intake.check(one, 1, self._bounds(), now=moment, dim=engine.catalog.dim or None)
         if taken.faults:
             raise taken.faults[0]
-        (seq,) = self._commit(taken, moment)
-        return self._record(seq)
+        with_vectors = self._completed(taken)
+        with engine.writing() as catalog:
+            done = self._commit(catalog, with_vectors, moment)
+            if not done.fresh:
+                ref = catalog.partitions[self._name].ref(done.seqs[0])
+                return self._record(ref.columns(), catalog.names, catalog.seq)
+            names = catalog.names
+        return self._record(done.stored, names, done.seqs[0])
 
-    def remember_many(
-        self, rows: Any, *, on_invalid: str = "raise", now: clock.Instant | None = None
-    ) -> WriteResult:
+    def remember_many(self, rows: Any, *, on_invalid: str = "raise", now: clock.Instant | None = None) -> WriteResult:
         """Stores many memories in one commit, all or nothing, and returns their ids in order.
 
-        `rows` is a list of texts, a list of dicts with the arguments of `remember`, or a pyarrow Table or RecordBatch with
-        columns of these names (`vector` a fixed-size list). With `on_invalid="skip"` rows that the gate refuses are left
-        out and told in the result's `faults`.
+        `rows` is a list of texts, a list of dicts with the arguments of `remember`, or a pyarrow Table or RecordBatch
+        with columns of these names (`vector` a fixed-size list). With `on_invalid="skip"` rows that the gate refuses
+        are left out and told in the result's `faults`.
         """
         engine = self._engine
         engine.check_open()
@@ -181,11 +161,10 @@ class Scope:
         taken = intake.read(rows, self._bounds(), now=moment, dim=engine.catalog.dim or None)
         if taken.faults and on_invalid == "raise":
             raise intake.refusal(taken.faults, len(taken.rows) + len(taken.faults))
-        seqs = np.array(self._commit(taken, moment), dtype=np.int64)
-        snapshot = engine.catalog.snapshot(self.tenant_id, self.project_id)
-        rising, places = np.unique(seqs, return_inverse=True)
-        texts = _ids.to_texts(*snapshot.halves(snapshot.positions_of(rising)))
-        return WriteResult([texts[place] for place in places], taken.faults)
+        with_vectors = self._completed(taken)
+        with engine.writing() as catalog:
+            done = self._commit(catalog, with_vectors, moment)
+        return WriteResult(_ids.to_texts(done.id_hi, done.id_lo), taken.faults)
 
     def update(
         self,
@@ -205,8 +184,9 @@ class Scope:
     ) -> Record:
         """Makes the next version of a memory with the given fields changed; the others stay. Returns the new record.
 
-        `metadata` replaces the whole object; None empties it, and takes away an expiry. New content is embedded anew unless
-        a vector comes with it. With `if_version` the update happens only if that version stands: else `VersionConflict`.
+        `metadata` replaces the whole object; None empties it, and takes away an expiry. New content is embedded anew
+        unless a vector comes with it; in a store without an embedder it is left without a vector, since the old one was
+        that of another text. With `if_version` the update happens only if that version stands: else `VersionConflict`.
         """
         engine = self._engine
         engine.check_open()
@@ -229,36 +209,42 @@ class Scope:
                 changes[name] = check(value)
         if not changes:
             raise InvalidInput("update got nothing to change; pass content, importance, metadata or another field")
+        tokens = engine.tokens([changes["content"]])[0] if "content" in changes else 0
         if "content" in changes and "vector" not in changes:
             made = engine.embed([changes["content"]], "document")
-            changes["vector"] = made[0] if made is not None else None
-        if "vector" in changes:
-            given = changes["vector"]
-            changes["has_vector"] = given is not None
-            if given is None:
-                changes["vector"] = 0.0
-            else:
-                engine.catalog.settle_dim(given.size)
-        with engine.catalog.lock:
-            partition, ref = self._standing(hi, lo)
-            if ref is None or partition is None or self._over(ref, moment):
+            changes["vector"] = None if made is None else made[0]
+        with engine.writing() as catalog:
+            ref = self._standing(catalog, hi, lo)
+            expires = 0 if ref is None else ref.get("expires_at")
+            if ref is None or (expires and expires <= moment):
                 raise NotFound(
-                    f"no memory {id} in tenant {self.tenant_id!r}, project {self.project_id!r}; it was never there, was "
-                    "forgotten or has expired: list() shows what is there"
+                    f"no memory {id} in tenant {self.tenant_id!r}, project {self.project_id!r}; it was never there, "
+                    "was forgotten or has expired: list() shows what is there"
                 )
-            found = int(ref.segment.column("version")[ref.row])
+            found = ref.get("version")
             if expected is not None and expected != found:
                 raise VersionConflict(
-                    f"memory {id} is at version {found}, not {expected}; someone else changed it first: get it again, and "
-                    f"update with if_version={found}",
+                    f"memory {id} is at version {found}, not {expected}; someone else changed it first: get it again, "
+                    f"and update with if_version={found}",
                     expected=expected,
                     found=found,
                 )
+            if "vector" in changes:
+                given = changes["vector"]
+                if given is not None:
+                    catalog.settle_dim(given.size)
+                changes["has_vector"] = given is not None
+                changes["vector"] = np.zeros(catalog.dim, dtype=np.float32) if given is None else given
             if "source" in changes:
-                changes["source"] = engine.catalog.code(changes["source"])
-            seq = engine.catalog.replace(partition, ref, changes, now=moment)
-            engine.changes += 1
-        return self._record(seq)
+                changes["source"] = catalog.code(changes["source"])
+            if ref.get("kind") == WORKING and "content" in changes:
+                changes["tokens"] = tokens
+            partition = catalog.partitions[self._name]
+            columns = catalog.replace(partition, ref.get("seq"), changes, now=moment)
+            for conversation in _conversations(columns):
+                make_room(catalog, partition, conversation, engine.working, moment)
+            names = catalog.names
+        return self._record(columns, names, int(columns["seq"][0]))
 
     # Reading
 
@@ -278,8 +264,8 @@ class Scope:
         relevance: str = "cosine",
         min_similarity: float | None = None,
         min_score: float | None = None,
-    ) -> result.Recall:
-        """The k best memories by alpha * relevance + beta * exp(-lambda * age) + gamma * importance, exactly, best first.
+    ) -> Recall:
+        """The k best memories by alpha * relevance + beta * exp(-lambda * age) + gamma * importance: exact, best first.
 
         `query` is embedded, or `vector` given in its place; with neither, recency and importance rank alone. `where`
         filters inside the scan. `decay_rate` is lambda per hour or a preset's name; `half_life` hours or a timedelta.
@@ -293,16 +279,18 @@ class Scope:
         ask, selection, condition = self._asked(
             k, kinds, where, now, as_of, weights, decay_rate, half_life, relevance, min_similarity, min_score
         )
+        from memcore.search import exact, result
+
+        asked = None if query is None else self._embed_queries([query])[0]
+        snapshot = engine.catalog.snapshot(self._name)
         if vector is not None:
-            asked: F32 | None = gate.vector(vector, dim=engine.catalog.dim or None)
-        else:
-            asked = None if query is None else self._embed_queries([query])[0]
-        snapshot, masks = self._masks(selection, condition)
-        if asked is not None and not snapshot.dim:
+            asked = gate.vector(vector, dim=snapshot.dim or None)
+        if not snapshot.dim:
             asked = None  # no row has a vector yet
-        found = exact.best(snapshot, masks, asked, ask)
-        hits = result.hits(snapshot, found, asked, ask)
-        self._count_access(hits, selection)
+        hits = result.hits(
+            snapshot, exact.best(snapshot, _masks(snapshot, selection, condition), asked, ask), asked, ask
+        )
+        self._count_access([hits], selection)
         return hits
 
     def recall_many(
@@ -321,7 +309,7 @@ class Scope:
         relevance: str = "cosine",
         min_similarity: float | None = None,
         min_score: float | None = None,
-    ) -> builtins.list[result.Recall]:
+    ) -> builtins.list[Recall]:
         """`recall` for many queries in one pass over the memory; one result a query, in order. Same order of hits."""
         engine = self._engine
         engine.check_open()
@@ -330,19 +318,19 @@ class Scope:
         ask, selection, condition = self._asked(
             k, kinds, where, now, as_of, weights, decay_rate, half_life, relevance, min_similarity, min_score
         )
-        if queries is None:
-            rows = gate.vectors(vectors, rows=None, dim=engine.catalog.dim or None, what="vectors")
-        else:
-            if isinstance(queries, str):
-                raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
-            rows = self._embed_queries(queries)
-        snapshot, masks = self._masks(selection, condition)
+        if isinstance(queries, str):
+            raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
+        from memcore.search import exact, result
+
+        embedded = None if queries is None else self._embed_queries(queries)
+        snapshot = engine.catalog.snapshot(self._name)
+        if embedded is None:
+            embedded = gate.vectors(vectors, rows=None, dim=snapshot.dim or None, what="vectors")
         if not snapshot.dim:
-            rows = np.zeros((len(rows), 0), dtype=np.float32)
-        found = exact.best_many(snapshot, masks, rows, ask)
-        many = [result.hits(snapshot, f, row, ask) for f, row in zip(found, rows, strict=True)]
-        for hits in many:
-            self._count_access(hits, selection)
+            embedded = np.zeros((len(embedded), 0), dtype=np.float32)
+        found = exact.best_many(snapshot, _masks(snapshot, selection, condition), embedded, ask)
+        many = [result.hits(snapshot, f, row, ask) for f, row in zip(found, embedded, strict=True)]
+        self._count_access(many, selection)
         return many
 
     def get(
@@ -363,14 +351,13 @@ class Scope:
         moment, then = self._moments(now, as_of)
         if (id is None) == (key is None):
             raise InvalidInput("get takes an id or a key; pass one of them")
-        positions, snapshot = self._find(id, key, kind)
-        selection = self._selection(KINDS, moment, then)
-        for position in positions[::-1]:
-            part, row = snapshot.part_of(int(position))
-            if part.sees(row, selection, snapshot.seq):
+        selection = self._selection(KINDS if kind is None else (gate.kind(kind),), moment, then)
+        snapshot, positions = self._find(id, key)
+        for position in positions[::-1].tolist():
+            if snapshot.sees(position, selection):
                 if then is None:
-                    self._touch([int(part.columns["seq"][row])], moment)
-                return snapshot.record(int(position))
+                    self._touch([snapshot.cell(position, "seq")], moment)
+                return snapshot.record(position)
         return None
 
     def list(
@@ -389,20 +376,27 @@ class Scope:
         most = None if limit is None else gate.count(limit, "limit")
         condition = None if where is None else compile_where(where)
         moment, then = self._moments(now, as_of)
-        snapshot, masks = self._masks(self._selection(gate.kinds(kinds), moment, then), condition)
-        positions = snapshot.positions(masks)
+        selection = self._selection(gate.kinds(kinds), moment, then)
+        snapshot = self._engine.catalog.snapshot(self._name)
+        positions = snapshot.positions(_masks(snapshot, selection, condition))
         return Records(snapshot.table(positions[first : None if most is None else first + most]))
 
     def history(self, key: str | None = None, *, id: Any = None, kind: str | None = None) -> Records:
-        """All versions of one memory, oldest first; each but the last tells in `superseded_at` when it was replaced."""
+        """All versions of one memory, oldest first; each but the last tells in `superseded_at` when it was replaced.
+
+        A key that several memories have had stands for the one written last.
+        """
         self._engine.check_open()
         if (key is None) == (id is None):
             raise InvalidInput("history takes a key or an id; pass one of them")
-        positions, snapshot = self._find(id, key, kind)
-        known = [int(p) for p in positions if snapshot.cell(int(p), "retired_at") != FORGOTTEN]
-        if key is not None and known:  # the memory that was written last under this key, also what it was before
-            known = snapshot.versions(snapshot.cell(known[-1], "id_hi"), snapshot.cell(known[-1], "id_lo")).tolist()
-        mine = [position for position in known if self._mine_at(snapshot, position)]
+        selection = self._selection(
+            KINDS if kind is None else (gate.kind(kind),), 0, None, expired=True, superseded=True
+        )
+        snapshot, positions = self._find(id, key)
+        mine = [position for position in positions.tolist() if snapshot.sees(position, selection)]
+        if key is not None and mine:  # also what the memory was before it had this key
+            versions = snapshot.positions_with({snapshot.name(mine[-1])})
+            mine = [position for position in versions.tolist() if snapshot.sees(position, selection)]
         return Records(snapshot.table(np.array(mine, dtype=np.int64)))
 
     # Letting go
@@ -421,8 +415,8 @@ class Scope:
     ) -> ForgetReport:
         """Forgets memories, all their versions, by id or by conditions that must all hold.
 
-        `older_than_days`: the event is older than that; `max_access`: recalled at most so often. A call that names nothing
-        is refused: to empty the scope say `everything=True`. `dry_run` tells what would go, and does nothing.
+        `older_than_days`: the event is older than that; `max_access`: recalled at most so often. A call that names
+        nothing is refused: to empty the scope say `everything=True`. `dry_run` tells what would go, and does nothing.
         """
         engine = self._engine
         engine.check_open()
@@ -431,11 +425,13 @@ class Scope:
         gate.flag(everything, "everything")
         gate.flag(dry_run, "dry_run")
         if ids is not None and (named or everything):
-            raise InvalidInput(f"forget got ids and {', '.join(named) or 'everything'}; pass ids alone, or conditions alone")
+            raise InvalidInput(
+                f"forget got ids and {', '.join(named) or 'everything'}; pass ids alone, or conditions alone"
+            )
         if ids is None and not named and not everything:
             raise InvalidInput(
-                "forget got nothing to go by; pass ids, where=, kinds=, older_than_days= or max_access=, or everything=True "
-                "to empty this scope"
+                "forget got nothing to go by; pass ids, where=, kinds=, older_than_days= or max_access=, or "
+                "everything=True to empty this scope"
             )
         moment = engine.now(now)
         age = None if older_than_days is None else gate.number(older_than_days, "older_than_days")
@@ -443,50 +439,62 @@ class Scope:
             raise InvalidInput(f"older_than_days is {age:g}; it must be at least 0")
         most = None if max_access is None else gate.count(max_access, "max_access")
         condition = None if where is None else compile_where(where)
-        wanted = KINDS if kinds is None else gate.kinds(kinds)
-        asked = None if ids is None else self._asked_ids(ids)
-        with engine.catalog.lock:
-            snapshot, masks = self._masks(self._selection(wanted, moment, None, expired=True), condition)
+        asked = None if ids is None else _asked_ids(ids)
+        selection = self._selection(
+            KINDS if kinds is None else gate.kinds(kinds), moment, None, expired=True, lapsed=True
+        )
+
+        def chosen(snapshot: Snapshot) -> I64:
             if asked is not None:
-                found, missing = self._located(snapshot, masks, asked)
-            else:
-                found, missing = self._conditioned(snapshot, masks, moment, age, most), []
-            hi, lo = snapshot.halves(found)
-            if not dry_run and len(found):
-                partition = engine.catalog.partition(self.tenant_id, self.project_id)
-                engine.catalog.forget(partition, list(zip(hi.tolist(), lo.tolist(), strict=True)))
-                engine.changes += 1
+                positions = snapshot.positions_with(set(asked)).tolist()
+                return np.array([p for p in positions if snapshot.sees(p, selection)], dtype=np.int64)
+            return snapshot.positions(_aged(snapshot, _masks(snapshot, selection, condition), moment, age, most))
+
+        snapshot = engine.catalog.snapshot(self._name)
+        positions = chosen(snapshot)  # not under the lock: a filter that reads all metadata takes its time
+        with engine.writing() as catalog:
+            if catalog.seq != snapshot.seq:
+                snapshot = catalog.snapshot(self._name)
+                positions = chosen(snapshot)
+            hi, lo = snapshot.halves(positions)
+            names = set(zip(hi.tolist(), lo.tolist(), strict=True))
+            if names and not dry_run:
+                catalog.forget(self._name, names)
+        missing = [_ids.to_text(*name) for name in dict.fromkeys(asked or ()) if name not in names]
         return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run)
 
     # The live conversation
 
     def working(self) -> Working:
         """The live conversation of this scope's session and role."""
+        self._engine.check_open()
         return Working(self, self._engine.count_tokens)
+
+    def conversation(self, *, now: clock.Instant | None = None) -> builtins.list[Record]:
+        """What the working memory of this scope's session and role holds, in the order it was first written."""
+        engine = self._engine
+        engine.check_open()
+        moment = engine.now(now)
+        with engine.catalog.lock:
+            snapshot = engine.catalog.snapshot(self._name)
+            partition = engine.catalog.partitions.get(self._name)
+            seqs = builtins.list(partition.held.get(self._conversation(), ())) if partition else []
+        selection = Selection(frozenset((WORKING,)), moment)
+        positions = [int(snapshot.positions_of([seq])[0]) for seq in seqs]
+        return [snapshot.record(position) for position in positions if snapshot.sees(position, selection)]
 
     def end_session(self, *, now: clock.Instant | None = None) -> builtins.list[str]:
         """Ends the session of this scope: every working memory, the evicted ones too, becomes episodic. Their ids."""
         engine = self._engine
         engine.check_open()
         moment = engine.now(now)
-        session, role = self.session_id or "default", self.agent_role or "default"
-        with engine.catalog.lock:
-            snapshot = engine.catalog.snapshot(self.tenant_id, self.project_id)
-            codes = (engine.catalog.known_code(session), engine.catalog.known_code(role))
-            ended: dict[tuple[int, int], Ref] = {}
-            for part in snapshot.parts:
-                c = part.columns
-                held = (c["kind"] == WORKING) & (c["session"] == codes[0]) & (c["role"] == codes[1])
-                for row in np.flatnonzero(held & (c["retired_at"] != FORGOTTEN)):
-                    ended[int(c["id_hi"][row]), int(c["id_lo"][row])] = Ref(part.segment, int(row))
-            if not ended:
-                return []
-            partition = engine.catalog.partition(self.tenant_id, self.project_id)
-            live = {name: ref for name, ref in ended.items() if self._last_is_working(partition, name)}
-            for ref in live.values():
-                engine.catalog.replace(partition, ref, {"kind": EPISODIC}, now=moment)
-            engine.changes += 1
-        return [_ids.to_text(hi, lo) for hi, lo in live]
+        ended = []
+        with engine.writing() as catalog:
+            partition, conversation = catalog.partitions.get(self._name), self._conversation()
+            if partition is not None:
+                left = {**partition.fallen.get(conversation, {}), **partition.held.get(conversation, {})}
+                ended = [catalog.replace(partition, seq, {"kind": EPISODIC}, now=moment) for seq in left]
+        return [_ids.to_text(int(row["id_hi"][0]), int(row["id_lo"][0])) for row in ended]
 
     # The scope as a whole
 
@@ -495,24 +503,33 @@ class Scope:
 
         The format is by the name's ending unless given: .json (one state document), .jsonl or .parquet.
         """
+        catalog = self._engine.catalog
         self._engine.check_open()
-        with self._engine.catalog.lock:
-            snapshot = self._engine.catalog.snapshot(self.tenant_id, self.project_id)
-        return portable.write(path, [snapshot], self._engine.embedder, format)
+        return portable.write(
+            path, [catalog.snapshot(self._name)], catalog.fingerprint, format, self._every(superseded=True)
+        )
 
     def stats(self) -> dict[str, Any]:
-        """Counts and bytes of this scope."""
+        """Counts of this scope, and the bytes of its tenant's project."""
         self._engine.check_open()
-        with self._engine.catalog.lock:
-            partition = self._engine.catalog.partitions.get((self.tenant_id, self.project_id))
-            return _counts([partition] if partition else [])
+        return self._counts([self._name])
 
     # Inside
+
+    @property
+    def _name(self) -> tuple[str, str]:
+        return self.tenant_id, self.project_id
 
     def _bounds(self) -> intake.Bounds:
         return intake.Bounds(self.tenant_id, self.project_id, self.session_id, self.agent_role)
 
-    def _commit(self, taken: intake.Intake, now: int) -> builtins.list[int]:
+    def _conversation(self) -> Conversation:
+        """The codes of the session and role that this scope writes in."""
+        catalog = self._engine.catalog
+        return catalog.known_code(self.session_id or "default"), catalog.known_code(self.agent_role or "default")
+
+    def _completed(self, taken: intake.Intake) -> intake.Intake:
+        """The rows with the vectors that were not given, and the tokens of working memories. Not under the lock."""
         engine, columns = self._engine, taken.columns
         vectors, has = taken.vectors, columns["has_vector"]
         waiting = np.flatnonzero(~has)
@@ -523,105 +540,48 @@ class Scope:
             else:
                 vectors[waiting] = made
             has[:] = True
-        if vectors is not None:
-            engine.catalog.settle_dim(vectors.shape[1])
         columns["vector"] = vectors
-        with engine.catalog.lock:
-            engine.catalog.encode(columns, taken.names)
-            partition = engine.catalog.partition(self.tenant_id, self.project_id)
-            explicit = self._check_explicit(partition, taken)
-            seqs = engine.catalog.commit(partition, columns, now=now, explicit=explicit)
-            for session, role in self._conversations(taken):
-                self._evict(partition, session, role, now)
-            engine.changes += 1
-        return seqs
+        working = np.flatnonzero(columns["kind"] == WORKING)
+        if len(working):
+            columns["tokens"] = np.zeros(len(has), dtype=columns["tokens"].dtype)
+            columns["tokens"][working] = engine.tokens([columns["content"][row] for row in working])
+        return taken
 
-    def _check_explicit(self, partition: Partition, taken: intake.Intake) -> npt.NDArray[np.bool_] | None:
-        if not taken.explicit.any():
-            return None
-        seen: set[tuple[int, int]] = set()
-        for row in np.flatnonzero(taken.explicit):
-            name = int(taken.columns["id_hi"][row]), int(taken.columns["id_lo"][row])
-            if name in seen or partition.versions(*name):
-                raise InvalidInput(
-                    f"id {_ids.to_text(*name)} is in use here; ids are unique: update it, or leave id out for a new memory"
-                )
-            seen.add(name)
-        return taken.explicit
+    def _commit(self, catalog: Catalog, taken: intake.Intake, now: int) -> Commit:
+        explicit = taken.explicit if taken.explicit.any() else None
+        done = catalog.commit(self._name, taken.columns, taken.names, now=now, explicit=explicit)
+        for conversation in _conversations(done.stored):
+            make_room(catalog, catalog.partitions[self._name], conversation, self._engine.working, now)
+        return done
 
-    def _conversations(self, taken: intake.Intake) -> set[tuple[int, int]]:
-        """The (session, role) codes into which working memories were written."""
-        columns = taken.columns
-        return {
-            (int(columns["session"][row]), int(columns["role"][row])) for row in np.flatnonzero(columns["kind"] == WORKING)
-        }
+    def _record(self, columns: Mapping[str, Any], names: Sequence[str], seq: int) -> Record:
+        """The only row of some columns, just written."""
+        return record(columns, 0, names=names, tenant_id=self.tenant_id, project_id=self.project_id, seq=seq)
 
-    def _evict(self, partition: Partition, session: int, role: int, now: int) -> None:
-        engine = self._engine
-        held: builtins.list[Ref] = []
-        for segment in partition.segments:
-            c = segment.views()
-            rows = (c["kind"] == WORKING) & (c["session"] == session) & (c["role"] == role) & (c["retired_seq"] == 0)
-            held += [Ref(segment, int(row)) for row in np.flatnonzero(rows)]
-        limits = engine.working
-        sizes = [0] * len(held)
-        if limits.tokens is not None:
-            sizes = [engine.count_tokens(ref.segment.text("content", ref.row) or "") for ref in held]
-        system = ['"role":"system"' in (ref.segment.text("metadata", ref.row) or "") for ref in held]
-        gone = evicted(sizes, system, limits.capacity, limits.tokens)
-        if gone:
-            engine.catalog.seq += 1
-            for place in gone:
-                partition.supersede(held[place], engine.catalog.seq, now)
-
-    def _last_is_working(self, partition: Partition, name: tuple[int, int]) -> bool:
-        last = partition.versions(*name)[-1]
-        return int(last.segment.column("kind")[last.row]) == WORKING
-
-    def _record(self, seq: int) -> Record:
-        snapshot = self._engine.catalog.snapshot(self.tenant_id, self.project_id)
-        return snapshot.record(int(snapshot.positions_of([seq])[0]))
-
-    def _standing(self, hi: int, lo: int) -> tuple[Partition | None, Ref | None]:
-        partition = self._engine.catalog.partitions.get((self.tenant_id, self.project_id))
+    def _standing(self, catalog: Catalog, hi: int, lo: int) -> Ref | None:
+        """The version of an id that stands, if this scope sees it."""
+        partition = catalog.partitions.get(self._name)
         ref = partition.standing(hi, lo) if partition else None
-        if ref is None or not self._mine(ref):
-            return partition, None
-        return partition, ref
+        session, role = self._narrowing()
+        if ref is None or session not in (None, ref.get("session")) or role not in (None, ref.get("role")):
+            return None
+        return ref
 
-    def _mine(self, ref: Ref) -> bool:
-        codes = self._codes()
-        return all(code is None or ref.segment.column(name)[ref.row] == code for name, code in codes.items())
-
-    def _codes(self) -> dict[str, int | None]:
+    def _narrowing(self) -> tuple[int | None, int | None]:
+        """The codes of the session and role that this scope is narrowed to."""
         catalog = self._engine.catalog
-        return {
-            "session": None if self.session_id is None else catalog.known_code(self.session_id),
-            "role": None if self.agent_role is None else catalog.known_code(self.agent_role),
-        }
-
-    @staticmethod
-    def _over(ref: Ref, now: int) -> bool:
-        expires = int(ref.segment.column("expires_at")[ref.row])
-        return expires != 0 and expires <= now
+        return (
+            None if self.session_id is None else catalog.known_code(self.session_id),
+            None if self.agent_role is None else catalog.known_code(self.agent_role),
+        )
 
     def _moments(self, now: object, as_of: object) -> tuple[int, int | None]:
         then = None if as_of is None else clock.to_micros(as_of, "as_of")
         return (then if then is not None and now is None else self._engine.now(now)), then
 
-    def _selection(self, kinds: Sequence[str], now: int, as_of: int | None, *, expired: bool = False) -> Selection:
-        codes = self._codes()
-        return Selection(
-            frozenset(KINDS.index(kind) for kind in kinds), now, codes["session"], codes["role"], as_of, expired
-        )
-
-    def _masks(self, selection: Selection, condition: Where | None) -> tuple[Snapshot, builtins.list[Mask]]:
-        snapshot = self._engine.catalog.snapshot(self.tenant_id, self.project_id)
-        masks = [part.mask(selection, snapshot.seq) for part in snapshot.parts]
-        if condition is not None:
-            filtered = condition.masks(snapshot)
-            masks = [f if m is EVERY else m & f for m, f in zip(masks, filtered, strict=True)]
-        return snapshot, masks
+    def _selection(self, kinds: Sequence[str], now: int, as_of: int | None, **more: bool) -> Selection:
+        session, role = self._narrowing()
+        return Selection(frozenset(KINDS.index(kind) for kind in kinds), now, session, role, as_of, **more)
 
     def _asked(
         self,
@@ -636,11 +596,13 @@ class Scope:
         relevance: object,
         min_similarity: object,
         min_score: object,
-    ) -> tuple[exact.Ask, Selection, Where | None]:
+    ) -> tuple[Ask, Selection, Where | None]:
+        from memcore.search.exact import Ask
+
         engine = self._engine
         gate.choice(relevance, "relevance", ("cosine",))
         moment, then = self._moments(now, as_of)
-        ask = exact.Ask(
+        ask = Ask(
             k=gate.count(k, "k"),
             weights=engine.weights if weights is None else config.weights(weights),
             decay_rate=config.decay(decay_rate, half_life, engine.decay_rate),
@@ -656,74 +618,85 @@ class Scope:
         texts = [gate.query(query) for query in queries]
         if engine.embedder is None:
             raise InvalidInput(
-                "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an embedder"
+                "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an "
+                "embedder"
             )
         made = engine.embed(texts, "query")
         return np.zeros((0, engine.catalog.dim), np.float32) if made is None else made
 
-    def _count_access(self, hits: result.Recall, selection: Selection) -> None:
-        if len(hits) and selection.as_of is None:
-            self._touch([hit.seq for hit in hits], selection.now)
+    def _count_access(self, many: Iterable[Recall], selection: Selection) -> None:
+        seqs = [hit.seq for hits in many for hit in hits]
+        if seqs and selection.as_of is None:
+            self._touch(seqs, selection.now)
 
     def _touch(self, seqs: Sequence[int], now: int) -> None:
-        engine = self._engine
-        with engine.catalog.lock:
-            engine.catalog.touch(engine.catalog.partition(self.tenant_id, self.project_id), seqs, now)
-            engine.changes += 1
+        with self._engine.writing() as catalog:
+            catalog.touch(self._name, seqs, now)
 
-    def _find(self, id: object, key: object, kind: object) -> tuple[npt.NDArray[np.int64], Snapshot]:
+    def _find(self, id: object, key: object) -> tuple[Snapshot, I64]:
         """The positions of all versions of an id, or of all rows under a key, oldest first."""
-        only = None if kind is None else KINDS.index(gate.kind(kind))
-        halves = None if id is None else _ids.halves(gate.record_id(id))
-        text = None if key is None else gate.text(key, "key")
-        snapshot = self._engine.catalog.snapshot(self.tenant_id, self.project_id)
-        if halves is not None:
-            return snapshot.versions(*halves), snapshot
-        return snapshot.with_key(text or "", only), snapshot
+        name = None if id is None else _ids.halves(gate.record_id(id))
+        text = "" if key is None else gate.text(key, "key")
+        snapshot = self._engine.catalog.snapshot(self._name)
+        return snapshot, snapshot.positions_under(text) if name is None else snapshot.positions_with({name})
 
-    def _mine_at(self, snapshot: Snapshot, position: int) -> bool:
-        return all(code is None or snapshot.cell(position, name) == code for name, code in self._codes().items())
+    def _counts(self, scopes: Iterable[tuple[str, str]]) -> dict[str, Any]:
+        catalog, standing, versions = self._engine.catalog, np.zeros(len(KINDS), dtype=np.int64), 0
+        with catalog.lock:
+            snapshots = [catalog.snapshot(scope) for scope in scopes]
+            held = sum(part.segment.nbytes() for snapshot in snapshots for part in snapshot.parts)
+        for snapshot in snapshots:
+            versions += len(snapshot.positions(snapshot.masks(self._every(superseded=True))))
+            for part, mask in zip(snapshot.parts, snapshot.masks(self._every()), strict=True):
+                kinds = part.columns["kind"] if mask is EVERY else part.columns["kind"][mask != 0]
+                standing += np.bincount(kinds, minlength=len(KINDS))
+        return {
+            "memories": int(standing.sum()),
+            "by_kind": dict(zip(KINDS, standing.tolist(), strict=True)),
+            "versions": versions,
+            "bytes_in_memory": held,
+        }
 
-    @staticmethod
-    def _asked_ids(given: object) -> builtins.list[tuple[int, int]]:
-        items: Iterable[object]
-        if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
-            items = given
-        else:
-            items = [given]
-        return [_ids.halves(gate.record_id(getattr(item, "id", item))) for item in items]
+    def _every(self, *, superseded: bool = False) -> Selection:
+        """All that stands in this scope, or all that isn't forgotten; expired or not."""
+        return self._selection(KINDS, 0, None, expired=True, superseded=superseded)
 
-    @staticmethod
-    def _located(
-        snapshot: Snapshot, masks: Sequence[Mask], asked: Sequence[tuple[int, int]]
-    ) -> tuple[npt.NDArray[np.int64], builtins.list[str]]:
-        """The positions of the standing versions of these ids, and the ids that have none here."""
-        found, missing = [], []
-        for hi, lo in dict.fromkeys(asked):
-            for part, mask in zip(reversed(snapshot.parts), reversed(masks), strict=True):
-                rows = part.segment.rows_of(hi, lo)
-                rows = rows[rows < part.n]
-                rows = rows if mask is EVERY else rows[mask[rows] != 0]
-                if len(rows):
-                    found.append(part.base + int(rows[-1]))
-                    break
-            else:
-                missing.append(_ids.to_text(hi, lo))
-        return np.array(sorted(found), dtype=np.int64), missing
 
-    @staticmethod
-    def _conditioned(
-        snapshot: Snapshot, masks: Sequence[Mask], now: int, days: float | None, max_access: int | None
-    ) -> npt.NDArray[np.int64]:
-        kept: builtins.list[Mask] = []
-        for part, mask in zip(snapshot.parts, masks, strict=True):
-            passed = np.ones(part.n, dtype=np.bool_) if mask is EVERY else mask != 0
-            if days is not None:
-                passed &= part.columns["event_time"] < now - days * clock.DAY
-            if max_access is not None:
-                passed &= part.columns["access_count"] <= max_access
-            kept.append(passed.view(np.uint8))
-        return snapshot.positions(kept)
+def _conversations(columns: Mapping[str, Any]) -> set[Conversation]:
+    """The conversations into which these rows were written as working memory."""
+    return {
+        (int(columns["session"][row]), int(columns["role"][row])) for row in np.flatnonzero(columns["kind"] == WORKING)
+    }
+
+
+def _masks(snapshot: Snapshot, selection: Selection, condition: Where | None) -> builtins.list[Mask]:
+    """What a selection sees of each part and a filter lets through."""
+    masks = snapshot.masks(selection)
+    if condition is None:
+        return masks
+    return [f if m is EVERY else m & f for m, f in zip(masks, condition.masks(snapshot), strict=True)]
+
+
+def _aged(
+    snapshot: Snapshot, masks: Sequence[Mask], now: int, days: float | None, max_access: int | None
+) -> builtins.list[Mask]:
+    """Of what the masks let through, the events older than so many days that were recalled at most so often."""
+    kept = []
+    for part, mask in zip(snapshot.parts, masks, strict=True):
+        passed = np.ones(part.n, dtype=np.bool_) if mask is EVERY else mask != 0
+        if days is not None:
+            passed &= part.columns["event_time"] < now - days * clock.DAY
+        if max_access is not None:
+            passed &= part.columns["access_count"] <= max_access
+        kept.append(passed.view(np.uint8))
+    return kept
+
+
+def _asked_ids(given: object) -> builtins.list[tuple[int, int]]:
+    """The ids, in halves, of one id or record or of several."""
+    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+    items: Iterable[object] = given if several and isinstance(given, Iterable) else [given]
+    return [_ids.halves(gate.record_id(getattr(item, "id", item))) for item in items]
 
 
 class Memory(Scope):
@@ -731,7 +704,7 @@ class Memory(Scope):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, "default", "default", None, None)
-        self._finalizer = weakref.finalize(self, _close, engine)  # also at the interpreter's exit
+        self._finalizer = weakref.finalize(self, engine.close)  # also at the interpreter's exit
 
     def scope(
         self,
@@ -752,45 +725,41 @@ class Memory(Scope):
             gate.scope_id(project_id, "project_id"),
             None if session_id is None else gate.scope_id(session_id, "session_id"),
             None if agent_role is None else gate.scope_id(agent_role, "agent_role"),
+            self,
         )
 
     def scopes(self) -> builtins.list[tuple[str, str]]:
         """The (tenant, project) pairs that have rows."""
         self._engine.check_open()
         with self._engine.catalog.lock:
-            return sorted(name for name, partition in self._engine.catalog.partitions.items() if partition.rows())
+            return sorted(self._engine.catalog.partitions)
 
     def export(self, path: str | os.PathLike[str], format: str | None = None) -> int:
         """Writes the whole store, all scopes with all versions and counters, to a file; the number of rows written."""
         self._engine.check_open()
-        return portable.write(path, self._snapshots(), self._engine.embedder, format)
+        catalog = self._engine.catalog
+        return portable.write(path, catalog.snapshots(), catalog.fingerprint, format)
 
     def import_(
         self, path: str | os.PathLike[str], format: str | None = None, *, now: clock.Instant | None = None
     ) -> portable.ImportReport:
         """Adds what `export` wrote, or a JSONL file of rows as `remember_many` takes them; all or nothing.
 
-        Ids, versions, times, counters and scopes are kept. A memory whose id is here already is left as it is, so that a
-        second import adds nothing. Rows without ids are new memories of the default scope, unless they name their own.
+        Ids, versions, times, counters and scopes are kept. A memory whose id is here already is left as it is, so that
+        a second import adds nothing. A key in use by another memory goes to the one ingested later, and the other
+        becomes history. Rows without ids are new memories of the default scope, unless they name their own.
         """
-        engine = self._engine
-        engine.check_open()
-        report = portable.read_into(
-            path, format, engine.catalog, engine.embedder, lambda texts: engine.embed(texts, "document"), engine.now(now)
-        )
-        engine.changes += 1
-        return report
+        self._engine.check_open()
+        return self._engine.read(path, format, self._engine.now(now))
 
     def stats(self) -> dict[str, Any]:
-        """Counts and bytes of the whole store, and its embedder."""
+        """Counts and bytes of the whole store, its embedder and its defaults."""
         engine = self._engine
         engine.check_open()
-        with engine.catalog.lock:
-            counts = _counts(builtins.list(engine.catalog.partitions.values()))
-        embedder = engine.embedder
+        scopes, embedder = self.scopes(), engine.embedder
         return {
-            "scopes": len(self.scopes()),
-            **counts,
+            "scopes": len(scopes),
+            **self._counts(scopes),
             "dim": engine.catalog.dim or None,
             "embedder": None if embedder is None else {"name": embedder.name, "fingerprint": embedder.fingerprint},
             "weights": builtins.list(engine.weights),
@@ -801,11 +770,15 @@ class Memory(Scope):
     def save(self) -> None:
         """Writes the store to its directory now, rather than when it is closed. Nothing to do for a store in RAM."""
         self._engine.check_open()
-        _save(self._engine)
+        self._engine.save()
 
     def close(self) -> None:
-        """Saves a store that has a directory, and frees it. Closing twice is no error."""
-        self._finalizer()
+        """Saves a store that has a directory, and frees it. Closing twice is no error.
+
+        If it cannot be saved it stays open: free space and close it again, or export it elsewhere.
+        """
+        self._engine.close()
+        self._finalizer.detach()
 
     def __enter__(self) -> Memory:
         self._engine.check_open()
@@ -813,11 +786,6 @@ class Memory(Scope):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _snapshots(self) -> builtins.list[Snapshot]:
-        catalog = self._engine.catalog
-        with catalog.lock:
-            return [catalog.snapshot(*name) for name in sorted(catalog.partitions)]
 
 
 def open(
@@ -834,16 +802,16 @@ def open(
 ) -> Memory:
     """Opens a memory: in RAM, or from a directory, which is made if it isn't there.
 
-    `embedder` is "static", "hashed", an embedder object, a callable from texts to rows, or None (pass vectors yourself).
-    It is loaded when it is first needed. `clock` returns the time for calls that don't pass `now=`. `weights` and
-    `decay_rate` (or `half_life`) are the defaults of `recall`. A directory is read when it is opened and written whole when
-    the store is closed or saved; one process has it open at a time.
+    `embedder` is "static", "hashed", an embedder object, a callable from texts to rows, or None (pass vectors
+    yourself). It is loaded when it is first needed. `clock` returns the time for calls that don't pass `now=`.
+    `weights` and `decay_rate` (or `half_life`) are the defaults of `recall`. A directory is read when it is opened and
+    written whole when the store is closed or saved; one process has it open at a time.
     """
     from memcore import embed
 
     chosen = None if embedder is None else embed.resolve(embedder)
     engine = Engine(
-        catalog=Catalog(None if chosen is None else chosen.dim),
+        catalog=Catalog(*((None, None) if chosen is None else (chosen.dim, chosen.fingerprint))),
         embedder=chosen,
         clock=clock,
         weights=config.weights(weights),
@@ -855,14 +823,14 @@ def open(
         count_tokens=count_tokens,
     )
     if path is not None:
-        engine.saved = saved.SavedStore.open(path, engine.catalog, chosen)
+        engine.load(path)
     return Memory(engine)
 
 
 def warmup(embedder: EmbedderSpec | None = "static") -> None:
     """Compiles every kernel that a first call needs and loads the embedder, so that the first recall is a fast one.
 
-    Kernels are cached on disk by Numba, in `NUMBA_CACHE_DIR` where that is set: a second process loads them in a moment.
+    Numba caches kernels on disk, in `NUMBA_CACHE_DIR` where that is set: a second process loads them in a moment.
     """
     with open(embedder=embedder) as mem:
         if embedder is None:
@@ -873,35 +841,3 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
             mem.remember_many(["warm", "up"])
             mem.recall("warm", kinds="episodic")
             mem.recall_many(["warm", "up"])
-
-
-def _counts(partitions: Sequence[Partition]) -> dict[str, Any]:
-    standing = sum((p.standing_by_kind() for p in partitions), np.zeros(len(KINDS), dtype=np.int64))
-    rows = sum(p.rows() for p in partitions)
-    return {
-        "memories": int(standing.sum()),
-        "by_kind": {kind: int(n) for kind, n in zip(KINDS, standing, strict=True)},
-        "versions": rows - sum(s.forgotten for p in partitions for s in p.segments),
-        "bytes_in_memory": sum(s.nbytes() for p in partitions for s in p.segments),
-    }
-
-
-def _save(engine: Engine) -> None:
-    if engine.saved is None or not engine.changes:
-        return
-    with engine.catalog.lock:
-        snapshots = [engine.catalog.snapshot(*name) for name in sorted(engine.catalog.partitions)]
-        changes = engine.changes
-    engine.saved.save(snapshots, engine.embedder)
-    engine.changes -= changes
-
-
-def _close(engine: Engine) -> None:
-    if engine.closed:
-        return
-    try:
-        _save(engine)
-    finally:
-        engine.closed = True
-        if engine.saved is not None:
-            engine.saved.release()

@@ -1,8 +1,8 @@
-"""How can a dot product be bounded by reading a quarter of the bytes? Row-wise int8 codes with the norm of what they miss.
+"""How can a dot product be bounded from a quarter of the bytes? Row-wise int8 codes, and the norm of what they miss.
 
 A row v is kept as v^ = scale * codes and the norm of v - v^; a query q as q^ = step * whole numbers of 16 bits. Then
-|q.v - q^.v^| <= |q| |v - v^| + |q - q^| |v^| (Cauchy-Schwarz), where q^.v^ is exact in integers: int8 x int16 products summed
-in int32, for which LLVM emits vpmaddwd or, with VNNI, vpdpwssd.
+|q.v - q^.v^| <= |q| |v - v^| + |q - q^| |v^| (Cauchy-Schwarz), where q^.v^ is exact in integers: int8 x int16 products
+summed in int32, for which LLVM emits vpmaddwd or, with VNNI, vpdpwssd.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ I16 = npt.NDArray[np.int16]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 UP = 1.000002  # norms of rows and queries are 1 within 1e-6, and every norm is rounded up, so that a bound stays one
-_LEAST = np.float32(1e-30)  # a row this small has no codes: float32 has no inverse of its unit. All of it is "missed"
+_LEAST = np.float32(1e-30)  # a row whose peak is no more has no codes, since its unit has no inverse in float32
 
 
 @exact_kernel
 def quantise(vectors: F32, codes: I8, scale: F32, missed: F32) -> None:
-    """float32 `(n, d)` rows into `codes` int8 `(n, d)`, `scale` and `missed` (the norm of the rest, rounded up) `(n,)`."""
+    """float32 `(n, d)` rows into `codes` int8 `(n, d)`, -127 … 127, and `scale` and `missed`, float32 `(n,)`.
+
+    `missed` is the norm of row - scale * codes, rounded up.
+    """
     d = vectors.shape[1]
     for r in range(vectors.shape[0]):
         row, code = vectors[r], codes[r]
@@ -44,7 +47,7 @@ def quantise(vectors: F32, codes: I8, scale: F32, missed: F32) -> None:
 
 
 def query_codes(query: F32) -> tuple[I16, float, float]:
-    """A query `(d,)` as int16 codes `(d,)`, their step, and the norm of what they miss, rounded up.
+    """A query float32 `(d,)` as int16 codes `(d,)`, their step, and the norm of what they miss, rounded up.
 
     The codes are small enough for sums over any d to fit int32.
     """
@@ -60,7 +63,10 @@ def query_codes(query: F32) -> tuple[I16, float, float]:
 
 @kernel
 def code_dots(codes: I8, query: I16, totals: I32) -> None:
-    """totals[r] = codes[r] . query, exact. A loop of its own: with the bound in it LLVM finds no vpmaddwd (half the speed)."""
+    """totals[r] = codes[r] . query, exact: int8 `(n, d)`, int16 `(d,)`, and out int32 `(n,)`.
+
+    A function of its own: in one loop with the bound LLVM finds no vpmaddwd, at half the speed.
+    """
     for r in range(codes.shape[0]):
         row, total = codes[r], np.int32(0)
         for j in range(query.size):
@@ -83,8 +89,8 @@ def upper_bounds(
 ) -> None:
     """upper[r] >= known[r] + alpha * cosine for each row, but for float32 rounding; minus infinity stays.
 
-    `codes` int8 `(n, d)`, `scale` and `missed` float32 `(n,)` of the rows; `query` int16 `(d,)`, `step` and `query_missed` of
-    the query; `known` and, out, `upper` float32 `(n,)`; `totals` int32 `(n,)` is scratch.
+    `codes` int8 `(n, d)`, `scale` and `missed` float32 `(n,)` of the rows; `query` int16 `(d,)`, `step` and
+    `query_missed` of the query; `known` and, out, `upper` float32 `(n,)`; `totals` int32 `(n,)` is scratch.
     """
     code_dots(codes, query, totals)
     share = np.float32(alpha * step)

@@ -7,10 +7,12 @@ import numpy.typing as npt
 
 from memcore_kernels.settings import exact_kernel, kernel
 
+F32 = npt.NDArray[np.float32]
+
 
 @kernel
-def dot32(row: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> np.float32:
-    """The dot product in float32, summed in any order: for screening, |error| <= d * 2^-24 * |row| * |query|."""
+def dot32(row: F32, query: F32) -> np.float32:
+    """The dot product of two float32 `(d,)`, summed in float32 in any order: |error| <= d * 2^-24 * |row| * |query|."""
     total = np.float32(0)
     for j in range(query.size):
         total += row[j] * query[j]
@@ -18,8 +20,8 @@ def dot32(row: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> np.fl
 
 
 @exact_kernel
-def dot64(row: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> float:
-    """The dot product in float64, in a fixed order: the same bits for the same two rows, whoever asks.
+def dot64(row: F32, query: F32) -> float:
+    """The dot product of two float32 `(d,)` in float64, in a fixed order: the same bits for the same two rows, always.
 
     Four running sums (elements 0, 4, 8 …; 1, 5, 9 …; and so on), added in pairs, then the rest one by one.
     """
@@ -37,9 +39,7 @@ def dot64(row: npt.NDArray[np.float32], query: npt.NDArray[np.float32]) -> float
 
 
 @exact_kernel
-def cosines(
-    vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], query: npt.NDArray[np.float32], out: npt.NDArray[np.float64]
-) -> None:
-    """out[i] = dot64(vectors[rows[i]], query). `vectors` float32 `(n, d)`, `rows` int64 `(m,)`, `out` float64 `(m,)`."""
+def cosines(vectors: F32, rows: npt.NDArray[np.int64], query: F32, out: npt.NDArray[np.float64]) -> None:
+    """out[i] = dot64(vectors[rows[i]], query): float32 `(n, d)`, int64 `(m,)`, float32 `(d,)`; out float64 `(m,)`."""
     for i in range(rows.size):
         out[i] = dot64(vectors[rows[i]], query)

@@ -2,14 +2,14 @@
 
 total = alpha * cosine + beta * exp(-lambda * age_hours) + gamma * importance. The last two terms are known before a
 vector is read (`decay.known_terms`), and a cosine is at most 1: a block whose known terms plus alpha are below the k-th
-best score found so far is out for certain. Blocks are visited by falling known terms, so that the k-th score is high early.
-In a block that is in, int8 codes (`codes.upper_bounds`) bound each row's score; the few rows whose bound reaches the k-th
-score are screened in float32, and those within the float32 error of it are scored in float64 in a fixed order. What comes
-out is the exact result, whatever the order of rows, blocks and threads.
+best score found so far is out for certain. Blocks are visited by falling known terms, so that the k-th score is soon
+high. In a block that is in, int8 codes (`codes.upper_bounds`) bound each row's score; the few rows whose bound reaches
+the k-th score are screened in float32, and those within the float32 error of it are scored in float64 in a fixed order.
+What comes out is the exact result, whatever the order of rows, blocks and threads.
 
 At 200,000 x 256 the float32 rows alone (205 MB) take as long to read as NumPy's whole query; the codes are a quarter.
-Reading the codes only of the rows that their own known terms leave in is no gain: memory gives rows with gaps at half the
-speed or less, so with half of them in, the time doubled, and it broke even at a quarter.
+To read the codes of only those rows of a block that their own known terms leave in is no gain: with gaps, memory is
+read at less than half the speed, so that the time doubled with half of the rows in, and was the same with a quarter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memcore_kernels.topk import F64, I64, U64, offer
 
 U8 = npt.NDArray[np.uint8]
 LONGEST = 1.0 + 3e-6  # a stored row's norm times a query's: each is 1 within 1e-6
-STRIPE = 64  # scores compared at once by `screen`
+STRIPE = 64  # rows compared with the bar at once
 
 
 @exact_kernel
@@ -36,10 +36,30 @@ def dot_error(dim: int) -> float:
 
 @exact_kernel
 def exact_score(
-    cosine: float, event_time: int, importance: float, now: int, decay_rate: float, alpha: float, beta: float, gamma: float
+    cosine: float,
+    event_time: int,
+    importance: float,
+    now: int,
+    decay_rate: float,
+    alpha: float,
+    beta: float,
+    gamma: float,
 ) -> float:
-    """The score of DESIGN section 3 in float64, its terms added from left to right."""
+    """The score of DESIGN section 3 in float64, added from left to right. Times in µs, `decay_rate` per hour."""
     return alpha * cosine + beta * recency(event_time, now, decay_rate) + gamma * np.float64(importance)
+
+
+@kernel
+def reaching(values: F32, bar: float | np.floating) -> np.int32:
+    """How many of the values are at least `bar`.
+
+    A loop from 0 over a slice: one that begins elsewhere is compiled into gathers, at a tenth of the speed, since for
+    Numba an index may be negative.
+    """
+    many = np.int32(0)
+    for j in range(values.size):
+        many += np.int32(values[j] >= bar)
+    return many
 
 
 @kernel
@@ -75,18 +95,19 @@ def scan(
     rows: I64,
     counts: I64,
 ) -> None:
-    """Offers rows `first` to `last` of a chunk to the heap (`scores` … `rows`, of which `counts[0]` entries are in use).
+    """Offers rows `first` to `last` of a chunk to the heap, `scores` … `rows` `(k,)`, k >= 1, `counts[0]` of it in use.
 
     `vectors` float32 `(n, d)` L2-normalised or zero, `query` float32 `(d,)` likewise; `codes`, `scale`, `missed` from
     `codes.quantise`, or of length 0 where the chunk has none, and `query_codes`, `step`, `query_missed` from
     `codes.query_codes`; `allowed` uint8 `(n,)` or `(0,)` for all; `event_time` int64 µs, `importance` float32, the ids'
-    halves uint64, `(n,)` each. `now` in µs, `decay_rate` per hour. A row whose cosine is below `min_similarity` (which may
-    be minus infinity) is out. `base` is added to row numbers. `known` is scratch, float32 of at least `last - first`.
+    halves uint64, `(n,)` each. `now` in µs, `decay_rate` per hour. A row whose cosine is below `min_similarity` (which
+    may be minus infinity) is out. `base` is added to row numbers. `known` is scratch, float32, at least `last - first`.
 
-    `floor` float64 `(1,)` is a score that a row must reach, and that is raised to the heap's k-th. Scans at the same time
-    may share one: a raise that is lost in a race leaves it lower, never wrong, and one that is seen spares the other reads.
+    `floor` float64 `(1,)` is a score that a row must reach, and that is raised to the heap's k-th. Several scans may
+    share one at the same time: a raise lost in a race leaves it lower, never wrong, and one that is seen spares reads.
 
-    `counts[1]` grows by the codes read, `counts[2]` by the float32 vectors read, `counts[3]` by the rows scored in float64.
+    `counts[1]` grows by the codes read, `counts[2]` by the float32 vectors read, `counts[3]` by the rows scored in
+    float64.
     """
     n, k, size = last - first, scores.size, counts[0]
     peaks = np.empty(-(-n // BLOCK), dtype=np.float32)
@@ -100,7 +121,7 @@ def scan(
     reach = alpha * LONGEST + slack
     room = slack if coded else reach  # how far an exact score can be above its row's bound
     for b in np.argsort(-peaks, kind="mergesort"):  # stable: equal blocks, as with weights (1, 0, 0), in memory's order
-        if peaks[b] == -np.inf or peaks[b] + reach < floor[0]:
+        if peaks[b] == -np.inf or np.float64(peaks[b]) + reach < floor[0]:
             break  # and so are all blocks after it
         start, stop = b * BLOCK, min((b + 1) * BLOCK, n)
         bounds = known[start:stop]
@@ -112,25 +133,28 @@ def scan(
                 totals[: stop - start], bounds,
             )  # fmt: skip
             counts[1] += stop - start
-        for i in range(stop - start):
-            if bounds[i] + room < floor[0] or bounds[i] == -np.inf:
+        for stripe in range(0, stop - start, STRIPE):
+            if reaching(bounds[stripe : stripe + STRIPE], floor[0] - room) == 0:
                 continue
-            r, cosine = first + start + i, 0.0
-            if reads:
-                counts[2] += 1
-                rough = np.float64(dot32(vectors[r], query))
-                if alpha * rough + known[start + i] + slack < floor[0] or rough + off < min_similarity:
+            for i in range(stripe, min(stripe + STRIPE, stop - start)):
+                if bounds[i] == -np.inf or bounds[i] < floor[0] - room:
                     continue
-                cosine = dot64(vectors[r], query)
-                if cosine < min_similarity:
+                r, cosine = first + start + i, 0.0
+                if reads:
+                    counts[2] += 1
+                    rough = np.float64(dot32(vectors[r], query))
+                    if alpha * rough + np.float64(known[start + i]) + slack < floor[0] or rough + off < min_similarity:
+                        continue
+                    cosine = dot64(vectors[r], query)
+                    if cosine < min_similarity:
+                        continue
+                counts[3] += 1
+                score = exact_score(cosine, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma)
+                if score < floor[0]:
                     continue
-            counts[3] += 1
-            score = exact_score(cosine, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma)
-            if score < floor[0]:
-                continue
-            size = offer(scores, times, his, los, rows, size, score, event_time[r], id_hi[r], id_lo[r], base + r)
-            if size == k:
-                floor[0] = max(floor[0], scores[0])
+                size = offer(scores, times, his, los, rows, size, score, event_time[r], id_hi[r], id_lo[r], base + r)
+                if size == k:
+                    floor[0] = max(floor[0], scores[0])
     counts[0] = size
 
 
@@ -155,34 +179,35 @@ def screen(
 ) -> None:
     """Many queries at once: offers a block's rows to each query's heap by their float32 score.
 
-    `dots` float32 `(queries, b)` from a matrix product, `known` float32 `(b,)`; the heaps `(queries, c)` with `sizes`
-    `(queries,)`. c is larger than k, so that `settle` can tell whether float32 may have dropped a row of the top k.
+    `dots` float32 `(queries, n)` from a matrix product of vectors `dim` wide, `known` float32 `(n,)` from
+    `decay.known_terms`; `event_time` int64, the ids' halves uint64, `(n,)` each; `base` is added to row numbers. The
+    heaps `scores` … `rows` are `(queries, c)`, of which `sizes` `(queries,)` are in use. c is larger than the k asked
+    for, so that the caller can tell from the lowest score kept whether float32 may have dropped a row of the top k.
     """
     off = dot_error(dim)
     slack = KNOWN_ERROR + alpha * off
     width, capacity = known.size, scores.shape[1]
-    a32 = np.float32(alpha)
+    a32, stripe = np.float32(alpha), np.empty(STRIPE, dtype=np.float32)
     for q in range(dots.shape[0]):
-        line, size = dots[q], sizes[q]
-        threshold = np.float32(-np.inf)
-        if size == capacity:
-            threshold = np.float32(scores[q, 0])
+        every, size = dots[q], sizes[q]
+        threshold = np.float32(scores[q, 0] if size == capacity else -np.inf)
         for start in range(0, width, STRIPE):
             stop = min(start + STRIPE, width)
-            above = np.int32(0)
-            for j in range(start, stop):
-                above += np.int32(a32 * line[j] + known[j] >= threshold)
-            if above == 0:
+            line, terms = every[start:stop], known[start:stop]
+            for j in range(line.size):
+                stripe[j] = a32 * line[j] + terms[j]
+            if reaching(stripe[: stop - start], threshold) == 0:
                 continue
-            for j in range(start, stop):
-                score = a32 * line[j] + known[j]
-                if score < threshold or known[j] == -np.inf:
+            for j in range(line.size):
+                score, r = stripe[j], start + j
+                if score < threshold or score == -np.inf:
                     continue
-                if line[j] + off < min_similarity or score + slack < min_score:
+                if np.float64(line[j]) + off < min_similarity or np.float64(score) + slack < min_score:
                     continue
                 size = offer(
-                    scores[q], times[q], his[q], los[q], rows[q], size, score, event_time[j], id_hi[j], id_lo[j], base + j
-                )
+                    scores[q], times[q], his[q], los[q], rows[q], size, score, event_time[r], id_hi[r], id_lo[r],
+                    base + r,
+                )  # fmt: skip
                 if size == capacity:
                     threshold = np.float32(scores[q, 0])
         sizes[q] = size
@@ -206,7 +231,11 @@ def rescore(
     sizes: I64,
     out: F64,
 ) -> None:
-    """out[q, i] = the float64 score of candidate rows[q, i] where that row is in this chunk; minus infinity if a minimum bars it."""
+    """out[q, i] = the exact score of candidate rows[q, i] where that is in this chunk, -inf if a minimum bars it.
+
+    `rows` int64 `(queries, c)`, of which `sizes[q]` are in use, counts the chunk's first row as `base`; `out` is
+    float64 `(queries, c)`. The chunk's columns and the scalars as for `scan`.
+    """
     n = event_time.size
     for q in range(rows.shape[0]):
         for i in range(sizes[q]):

@@ -1,7 +1,7 @@
 """Which k rows are best? A bounded heap whose root is the worst row kept, under the total order of results.
 
-The order: higher score, then newer event time, then lower id (two uint64 halves, high first). It is total, since ids are
-unique, so what a heap holds never depends on the order in which rows were offered.
+The order: higher score, then newer event time, then lower id (two uint64 halves, high first). It is total, since ids
+are unique, so what a heap holds never depends on the order in which rows were offered.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def offer(
     return size
 
 
-def ranked(scores: F64, times: I64, his: U64, los: U64, rows: I64, k: int) -> tuple[F64, I64]:
-    """The best k of any number of entries, in order: their scores and rows."""
+def ranked(k: int, scores: F64, times: I64, his: U64, los: U64, rows: I64) -> tuple[F64, I64]:
+    """The best k of any number of entries `(n,)`, in order: their scores and rows."""
     order = np.lexsort((los, his, -times, -scores))[:k]
     return scores[order], rows[order]

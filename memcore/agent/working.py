@@ -6,10 +6,14 @@ in the store and becomes episodic, with the rest of the conversation, when the s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memcore import gate
+from memcore.config import WorkingLimits
+from memcore.store.catalog import Catalog
+from memcore.store.partition import Conversation, Partition
 
 if TYPE_CHECKING:
     from memcore.memory import Scope
@@ -46,6 +50,24 @@ def evicted(sizes: Sequence[int], system: Sequence[bool], capacity: int, budget:
     return gone
 
 
+def make_room(
+    catalog: Catalog, partition: Partition, conversation: Conversation, limits: WorkingLimits, now: int
+) -> None:
+    """Lets a conversation's oldest entries fall out, as far as the limits ask. Under the catalog's lock."""
+    held = list(partition.held.get(conversation, ()))
+    if len(held) <= limits.capacity and limits.tokens is None:
+        return
+    refs = [partition.ref(seq) for seq in held]
+    system = [_is_system(ref.text("metadata")) for ref in refs]
+    gone = evicted([ref.get("tokens") for ref in refs], system, limits.capacity, limits.tokens)
+    if gone:
+        catalog.evict(partition, [held[place] for place in gone], now)
+
+
+def _is_system(metadata: str | None) -> bool:
+    return metadata is not None and json.loads(metadata).get("role") == "system"
+
+
 class Working:
     """The live conversation of one scope (its session and role), as messages.
 
@@ -63,12 +85,14 @@ class Working:
 
     def add(self, role: str, content: str, *, now: Any = None, **fields: Any) -> Record:
         """Appends a message; `role` is system, user, assistant or tool. Other arguments as for `remember`."""
-        metadata = {**(fields.pop("metadata", None) or {}), "role": gate.choice(role, "role", ROLES)}
+        given = fields.pop("metadata", None)
+        told = {} if gate.metadata(given) is None else given
+        metadata = {**told, "role": gate.choice(role, "role", ROLES)}
         return self._scope.remember(content, kind="working", metadata=metadata, now=now, **fields)
 
     def entries(self, *, now: Any = None) -> list[Record]:
-        """The messages it still holds, oldest first, as records."""
-        return list(self._scope.list(kinds="working", now=now))
+        """The messages it still holds as records, in the order they were first said."""
+        return self._scope.conversation(now=now)
 
     def messages(self, *, now: Any = None) -> list[dict[str, str]]:
         """The messages it still holds, oldest first, in the form chat models take."""

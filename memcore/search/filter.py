@@ -2,9 +2,12 @@
 
 Columns are those of the record (all but `vector`), and `metadata.<key>` for the scalar values of metadata. The answers
 to what is not plain:
-- A key that a row's metadata lacks is null there, as is a list or an object: no comparison with it is true; `is_null()` is.
-- Mixed types under one key: rows whose value has another type than the expression compares with are null.
+- A key that a row's metadata lacks is null there, as is a list or an object: no comparison with it is true, also not
+  under `~`; `is_null()` is.
+- Values of several types under one key: each row is compared by the type it has. Where the expression cannot compare
+  that type (a number with "a"), the row's value counts as null.
 - A dict's None matches null. Its values match by type too: 1 does not match true or "1"; 1 matches 1.0.
+- Whole numbers are exact up to 64 bits, and compared as floats beyond.
 - `importance` and `confidence` are compared as the decimals they were given (seven digits), not as the float32 that is
   stored, so that `>= 0.9` finds what was remembered with 0.9.
 - Times are compared with timezone-aware datetimes or, in a dict, with seconds too.
@@ -14,13 +17,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import pickle
 import re
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
+from numbers import Integral
 from operator import and_
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
@@ -33,24 +40,45 @@ from memcore.store.snapshot import Mask, Part, Snapshot
 
 FILTERED = tuple(name for name in COLUMNS if name not in ("vector", "metadata"))
 _ALLOWED = f"{', '.join(FILTERED)} and metadata.<key>"
+_METADATA = "metadata."
 _NO_FIELD = re.compile(r"No match for FieldRef\.(Name|Nested|FieldPath)\((.*)\) in ", re.DOTALL)
-_METADATA_TYPES = (pa.string(), pa.float64(), pa.int64(), pa.bool_())
 _DECIMALS = {"importance", "confidence"}
+_COMPILED = 256  # filters remembered: compiling one takes 0.1 to 1 ms, as long as a small recall
+
+Bools = npt.NDArray[np.bool_]
+
+# The types that a metadata value can have. What a key is compared with decides which of them an expression can take.
+_ABSENT, _TEXT, _FLAG, _WHOLE, _FLOAT = range(5)
+_TYPES = {_TEXT: pa.string(), _FLAG: pa.bool_(), _WHOLE: pa.int64(), _FLOAT: pa.float64()}
+# A key that is only asked about being null is of no type. That shows in a type with which nothing can be compared.
+_PRESENCE, _INCOMPARABLE = 5, pa.list_(pa.int8())
+# is_in converts its values to the column's type, so it can take types that it should not: "1" for the number 1.
+_IS_IN = {"string": _TEXT, "bool": _FLAG}
 
 
 class Where:
     """A checked filter. `masks` answers for each part of a snapshot."""
 
-    def __init__(self, expression: pc.Expression, names: tuple[str, ...]) -> None:
+    def __init__(self, expression: pc.Expression, columns: Sequence[str], keys: Sequence[str]) -> None:
         self._expression = expression
-        self._names = names
+        self._columns = columns
+        self._keys = keys
+        self._readings = _readings(expression, columns, keys)
 
     def masks(self, snapshot: Snapshot) -> list[Mask]:
         """uint8 `(n,)` a part: 1 where the expression is true; false and null are 0."""
-        types = _bind(self._expression, self._names, _types_present(snapshot, self._names))
-        return [
-            _evaluate(self._expression, _inputs(snapshot, part, types)).view(np.uint8) for part in snapshot.parts
-        ]
+        return [self._mask(snapshot, part).view(np.uint8) for part in snapshot.parts]
+
+    def _mask(self, snapshot: Snapshot, part: Part) -> Bools:
+        arrays = {name: _column(snapshot, part, name) for name in self._columns}
+        values = [_values_of(part, key) for key in self._keys]
+        passed = np.zeros(part.n, dtype=np.bool_)
+        for reading, rows in _shared_out(self._readings, values, part.n):
+            typed = {
+                _METADATA + key: v.typed(kind, part.n) for key, v, kind in zip(self._keys, values, reading, strict=True)
+            }
+            passed |= _evaluated(self._expression, pa.table({**arrays, **typed})) & rows
+        return passed
 
 
 def compile_where(value: object) -> Where:
@@ -61,32 +89,60 @@ def compile_where(value: object) -> Where:
         value = reduce(and_, (_equality(name, wanted) for name, wanted in value.items()))
     if not isinstance(value, pc.Expression):
         raise InvalidInput(
-            f"where is {gate.shown(value)}; pass a pyarrow.compute expression such as pc.field('importance') > 0.5, or a "
-            "dict of equalities such as {'kind': 'episodic', 'metadata.host': 'web01'}"
+            f"where is {gate.shown(value)}; pass a pyarrow.compute expression such as pc.field('importance') > 0.5, or "
+            "a dict of equalities such as {'kind': 'episodic', 'metadata.host': 'web01'}"
         )
-    names = _names(value)
-    _bind(value, names, {name: _METADATA_TYPES for name in names if name.startswith("metadata.")})
-    return Where(value, names)
+    try:
+        return _remembered(pickle.dumps(value))
+    except pa.ArrowNotImplementedError:  # a reference that is no name: for `_names` to refuse
+        return _compiled(value)
+
+
+@lru_cache(_COMPILED)
+def _remembered(pickled: bytes) -> Where:
+    return _compiled(pickle.loads(pickled))
+
+
+def _compiled(expression: pc.Expression) -> Where:
+    names = _names(expression)
+    if not names:  # such as pc.scalar(True)
+        raise InvalidInput(f"where ({expression}) names no column; the columns are {_ALLOWED}")
+    keys = [name.removeprefix(_METADATA) for name in names if name.startswith(_METADATA)]
+    return Where(expression, [name for name in names if not name.startswith(_METADATA)], keys)
 
 
 def _equality(name: object, wanted: object) -> pc.Expression:
-    if not isinstance(name, str) or (name not in FILTERED and not name.startswith("metadata.")):
+    if not isinstance(name, str) or (name not in FILTERED and not name.startswith(_METADATA)):
         raise InvalidInput(f"where names {gate.shown(name)}; the columns are {_ALLOWED}")
-    field = pc.field(name)
+    field, what = pc.field(name), f"where[{name!r}]"
     if wanted is None:
         return field.is_null()
-    if name.startswith("metadata."):
-        if isinstance(wanted, (bool, np.bool_)):
-            return field == bool(wanted)
-        return field == (wanted if isinstance(wanted, str) else gate.number(wanted, f"where[{name!r}]"))
-    kind = _type(name)
+    kind = None if name.startswith(_METADATA) else _type(name)
     if kind == TIMESTAMP:
-        return field == to_datetime(to_micros(wanted, f"where[{name!r}]"))
-    if pa.types.is_string(kind):
-        return field == gate.text(wanted, f"where[{name!r}]")
-    if pa.types.is_boolean(kind):
-        return field == gate.flag(wanted, f"where[{name!r}]")
-    return field == gate.number(wanted, f"where[{name!r}]")
+        return field == to_datetime(to_micros(wanted, what))
+    if kind == pa.string():
+        return field == gate.text(wanted, what)
+    if kind == pa.bool_():
+        return field == gate.flag(wanted, what)
+    if kind is not None:
+        return field == _number(wanted, what)
+    if isinstance(wanted, (bool, np.bool_)):
+        return field == bool(wanted)
+    if isinstance(wanted, str):
+        return field == str(wanted)
+    if isinstance(wanted, (Mapping, Sequence)):
+        raise InvalidInput(
+            f"{what} is {gate.shown(wanted)}; metadata is compared with a text, a number, True, False or None: for one "
+            f"of several values use pc.field({name!r}).isin([…])"
+        )
+    return field == _number(wanted, what)
+
+
+def _number(wanted: object, what: str) -> int | float:
+    """Whole numbers stay whole: as floats, those from 2^53 up would match their neighbours."""
+    got = gate.number(wanted, what)
+    whole = int(wanted) if isinstance(wanted, Integral) else None
+    return got if whole is None or not -(2**63) <= whole < 2**63 else whole
 
 
 def _type(name: str) -> pa.DataType:
@@ -94,102 +150,184 @@ def _type(name: str) -> pa.DataType:
 
 
 def _names(expression: pc.Expression) -> tuple[str, ...]:
-    """The columns an expression reads. Arrow has no call for that: bind it to a schema, and add what it says it lacks."""
-    schema: dict[str, pa.DataType] = {}
+    """The columns an expression reads. Arrow has no call for that: bind it, and add what it says it lacks."""
+    names: tuple[str, ...] = ()
     while True:
-        try:
-            _evaluate(expression, _empty(schema))
-        except InvalidInput as fault:
-            match = _NO_FIELD.match(str(fault.__cause__))
-            if match is None:
-                return tuple(schema)  # all columns are there; what is wrong with the types is for `_bind` to say
-            name = match[2]
-            if match[1] == "Nested" or match[1] == "FieldPath":
-                raise InvalidInput(
-                    f"where refers to a column by {match[1]} ({name}); name columns plainly, as pc.field('kind') or "
-                    "pc.field('metadata.host')"
-                ) from None
-            if name in schema or not (name in FILTERED or name.startswith("metadata.")):
-                raise InvalidInput(f"where names the unknown column {name!r}; the columns are {_ALLOWED}") from None
-            schema[name] = pa.null() if name.startswith("metadata.") else _type(name)
-        else:
-            return tuple(schema)
+        name = _lacking(expression, names)
+        if name is None:
+            return names  # what is wrong with their types is for `_readings` to say
+        names = (*names, name)
 
 
-def _bind(
-    expression: pc.Expression, names: Sequence[str], candidates: Mapping[str, Sequence[pa.DataType]]
-) -> dict[str, pa.DataType]:
-    """The type to give each column so that the expression can be evaluated, trying a metadata key's types in turn."""
-    fault: InvalidInput | None = None
-    for types in itertools.product(*(candidates.get(name) or (_type(name),) for name in names)):
-        schema = dict(zip(names, types, strict=True))
-        try:
-            _evaluate(expression, _empty(schema))
-        except InvalidInput as raised:
-            fault = fault or raised
-        else:
-            return schema
-    if fault is None:  # no column at all, such as pc.scalar(True)
-        raise InvalidInput(f"where ({expression}) names no column; the columns are {_ALLOWED}")
-    raise fault
-
-
-def _types_present(snapshot: Snapshot, names: Sequence[str]) -> dict[str, tuple[pa.DataType, ...]]:
-    """The types of the values under each metadata key, the usual ones last, for an expression that fits no value."""
-    present: dict[str, tuple[pa.DataType, ...]] = {}
-    for name in names:
-        if not name.startswith("metadata."):
+def _lacking(expression: pc.Expression, names: tuple[str, ...]) -> str | None:
+    """A column that an expression reads beside these. It shows when the types of the metadata keys before it are right."""
+    kinds = [tuple(_TYPES.values()) if name.startswith(_METADATA) else (_type(name),) for name in names]
+    for types in itertools.product(*kinds):
+        fault = _fault(expression, dict(zip(names, types, strict=True)))
+        match = _NO_FIELD.match(str(fault.__cause__)) if fault else None
+        if match is None:
             continue
-        kinds = {type(v) for part in snapshot.parts for v in _metadata_values(part, name[9:])}
-        found: list[pa.DataType] = []
-        if float in kinds or int in kinds:
-            found.append(pa.float64() if float in kinds else pa.int64())
-        found += [arrow for python, arrow in ((str, pa.string()), (bool, pa.bool_())) if python in kinds]
-        present[name] = tuple(dict.fromkeys((*found, *_METADATA_TYPES)))
-    return present
+        name = match[2]
+        if match[1] != "Name":
+            raise InvalidInput(
+                f"where refers to a column by {match[1]} ({name}); name columns plainly, as pc.field('kind') or "
+                "pc.field('metadata.host')"
+            )
+        if name not in FILTERED and not name.startswith(_METADATA):
+            raise InvalidInput(f"where names the unknown column {name!r}; the columns are {_ALLOWED}")
+        return name
+    return None
 
 
-def _metadata_values(part: Part, key: str) -> list[Any]:
-    """One metadata key's scalar value in each row of a part (None if it lacks it), parsed once a row and kept."""
-    values = part.segment.parsed.get(key, [])
-    if len(values) < part.n:
-        values = list(values)  # another thread may be reading or extending the one that is kept
-        for text in part.segment.texts("metadata", range(len(values), part.n)).to_pylist():
-            value = json.loads(text).get(key) if text is not None else None
-            values.append(value if isinstance(value, (str, int, float, bool)) else None)
-        part.segment.parsed[key] = values
-    return values[: part.n]
+def _readings(expression: pc.Expression, columns: Sequence[str], keys: Sequence[str]) -> list[tuple[int, ...]]:
+    """The types of value, one a metadata key, that the expression can be evaluated with."""
+    schema = {name: _type(name) for name in columns}
+
+    def fault(types: Sequence[pa.DataType]) -> InvalidInput | None:
+        return _fault(expression, {**schema, **{_METADATA + key: t for key, t in zip(keys, types, strict=True)}})
+
+    def fits(reading: Sequence[int]) -> bool:
+        return fault([_TYPES.get(kind, _INCOMPARABLE) for kind in reading]) is None
+
+    choices = [_choices(expression, key) for key in keys]
+    found = [reading for reading in itertools.product(*choices) if fits(reading)]
+    if not found:
+        raised = fault([_TYPES[kinds[0]] for kinds in choices])
+        assert raised is not None
+        raise raised
+    for i in range(len(keys)):
+        asked = [(*reading[:i], _PRESENCE, *reading[i + 1 :]) for reading in found]
+        if fits(asked[0]):
+            found = list(dict.fromkeys(asked))
+    for i in range(len(keys)):
+        floats = [(*r[:i], _FLOAT, *r[i + 1 :]) for r in found if r[i] == _WHOLE]
+        found += [reading for reading in floats if fits(reading)]
+    return found
 
 
-def _inputs(snapshot: Snapshot, part: Part, types: Mapping[str, pa.DataType]) -> pa.Table:
-    arrays = {}
-    for name, kind in types.items():
-        if name.startswith("metadata."):
-            arrays[name] = _typed(_metadata_values(part, name[9:]), kind)
-        elif name in _DECIMALS:
-            arrays[name] = pa.array(np.round(part.columns[name].astype(np.float64), 7))
-        else:
-            arrays[name] = snapshot.column(part, name)
-    return pa.table(arrays)
+def _choices(expression: pc.Expression, key: str) -> tuple[int, ...]:
+    asked = re.findall(rf"is_in\({re.escape(_METADATA + key)}, {{value_set=(\w+):", str(expression))
+    if not asked:
+        return (_TEXT, _FLAG, _WHOLE)
+    kinds = {_IS_IN.get(name, _WHOLE) for name in asked}
+    if len(kinds) > 1:
+        raise InvalidInput(
+            f"where ({expression}) cannot be evaluated: it compares metadata.{key} with values of several types; compare "
+            "each column with a value of its type"
+        )
+    return tuple(kinds)
 
 
-def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_boolean(kind):
-        return pa.array([v if isinstance(v, bool) else None for v in values], kind)
-    if pa.types.is_string(kind):
-        return pa.array([v if isinstance(v, str) else None for v in values], kind)
-    least, most = (-(2**63), 2**63 - 1) if pa.types.is_integer(kind) else (float("-inf"), float("inf"))
-    return pa.array(
-        [v if isinstance(v, (int, float)) and not isinstance(v, bool) and least <= v <= most else None for v in values],
-        kind,
-    )
+class _Values:
+    """The scalar values of one metadata key in the first `n` rows of a segment: their types, and an array a type."""
+
+    __slots__ = ("_arrays", "kinds", "n", "scalars")
+
+    def __init__(self, scalars: list[Any], *, growing: bool) -> None:
+        self.n = len(scalars)
+        self.kinds = np.fromiter(map(_kind_of, scalars), np.int8, self.n)
+        self._arrays: dict[int, pa.Array] = {
+            kind: pa.array(
+                [_as(kind, v) if k == kind else None for v, k in zip(scalars, self.kinds.tolist(), strict=True)], t
+            )
+            for kind, t in _TYPES.items()
+            if (self.kinds == kind).any()
+        }
+        self.scalars = scalars if growing else []
+
+    @property
+    def nbytes(self) -> int:
+        return self.kinds.nbytes + sum(int(array.nbytes) for array in self._arrays.values()) + 64 * len(self.scalars)
+
+    def typed(self, kind: int, n: int) -> pa.Array:
+        """The values of one type in the first `n` rows, null where it is another; or which rows have one."""
+        if kind == _PRESENCE:
+            present = self.kinds[:n] != _ABSENT
+            return pa.array(present, pa.bool_(), mask=~present)
+        array = self._arrays.get(kind)
+        return pa.nulls(n, _TYPES[kind]) if array is None else array[:n]
 
 
-def _empty(schema: Mapping[str, pa.DataType]) -> pa.Table:
-    return pa.table({name: pa.nulls(0, kind) for name, kind in schema.items()})
+def _kind_of(value: object) -> int:
+    if isinstance(value, str):
+        return _TEXT
+    if isinstance(value, bool):
+        return _FLAG
+    if isinstance(value, int):
+        return _WHOLE if -(2**63) <= value < 2**63 else _FLOAT
+    return _FLOAT if isinstance(value, float) else _ABSENT
 
 
-def _evaluate(expression: pc.Expression, table: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _as(kind: int, value: Any) -> Any:
+    if kind != _FLOAT or isinstance(value, float):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _values_of(part: Part, key: str) -> _Values:
+    """Parsed once a row and kept with the segment; two threads that ask at once both parse, and one result stays."""
+    held: _Values | None = part.segment.derived.get(key)
+    if held is None or held.n < part.n:
+        scalars = list(held.scalars) if held else []
+        for text in part.view.texts_at("metadata", range(len(scalars), part.n)).to_pylist():
+            scalars.append(None if text is None else json.loads(text).get(key))
+        held = part.segment.derived[key] = _Values(scalars, growing=not part.view.sealed)
+    return held
+
+
+def _shared_out(
+    readings: Sequence[tuple[int, ...]], values: Sequence[_Values], n: int
+) -> list[tuple[tuple[int, ...], Bools]]:
+    """Which rows to evaluate by which reading: the first that takes the types they have, or else the first of all."""
+    left = np.ones(n, dtype=np.bool_)
+    shares: list[tuple[tuple[int, ...], Bools]] = []
+    for reading in readings:
+        fits = left.copy()
+        for v, kind in zip(values, reading, strict=True):
+            if kind != _PRESENCE:
+                fits &= (v.kinds[:n] == kind) | (v.kinds[:n] == _ABSENT)
+        shares.append((reading, fits))
+        left &= ~fits
+    shares[0][1][left] = True
+    return [(reading, rows) for reading, rows in shares if rows.any()]
+
+
+def _column(snapshot: Snapshot, part: Part, name: str) -> pa.Array:
+    if name in _DECIMALS:
+        return pa.array(np.round(part.columns[name].astype(np.float64), 7))
+    return snapshot.column(part, name)
+
+
+def _fault(expression: pc.Expression, schema: Mapping[str, pa.DataType]) -> InvalidInput | None:
+    """What is wrong with evaluating an expression over columns of these types."""
+    try:
+        _evaluate(expression, pa.table({name: pa.nulls(1, kind) for name, kind in schema.items()}))
+    except InvalidInput as fault:
+        return fault
+    return None
+
+
+def _evaluated(expression: pc.Expression, table: pa.Table) -> Bools:
+    """An expression over rows. Arrow compares whole numbers with 0.5 as float32 and refuses those above 2^24: then again
+    as float64."""
+    try:
+        return _evaluate(expression, table)
+    except InvalidInput:
+        floats = [pa.float64() if pa.types.is_integer(field.type) else field.type for field in table.schema]
+        if floats == table.schema.types:
+            raise
+        wider = table.cast(pa.schema(list(zip(table.column_names, floats, strict=True))), safe=False)
+        try:
+            return _evaluate(expression, wider)
+        except InvalidInput:
+            pass
+        raise
+
+
+def _evaluate(expression: pc.Expression, table: pa.Table) -> Bools:
     try:
         plan = acero.Declaration.from_sequence(
             [
@@ -200,8 +338,8 @@ def _evaluate(expression: pc.Expression, table: pa.Table) -> np.ndarray[Any, np.
         result = plan.to_table(use_threads=False).column(0)
     except (pa.ArrowException, TypeError) as fault:
         raise InvalidInput(
-            f"where ({expression}) cannot be evaluated: {str(fault).splitlines()[0]}; compare each column with a value of "
-            "its type"
+            f"where ({expression}) cannot be evaluated: {str(fault).splitlines()[0]}; compare each column with a value "
+            "of its type"
         ) from fault
     if not pa.types.is_boolean(result.type):
         raise InvalidInput(f"where ({expression}) gives {result.type}, not true or false; compare it with something")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +15,15 @@ from memcore import ids
 from memcore.clock import HOUR, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, decimal
-from memcore.search.exact import Ask, Found
 from memcore.store.snapshot import Snapshot
-from memcore_kernels.decay import recency
-from memcore_kernels.dots import dot64
+
+if TYPE_CHECKING:
+    from memcore.search.exact import Ask, Found
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One recalled memory. The components are before weighting, in [0, 1] (the similarity in [-1, 1]); ages in hours."""
+    """One recalled memory. The components are before weighting, in [0, 1] (the similarity [-1, 1]); ages in hours."""
 
     id: str
     content: str
@@ -105,16 +105,19 @@ def _arrow_value(value: Any) -> Any:
 
 def hits(snapshot: Snapshot, found: Found, query: np.ndarray[Any, np.dtype[np.float32]] | None, ask: Ask) -> Recall:
     """Reads the rows found and tells their scores part by part."""
+    from memcore_kernels.decay import recency  # here, so that `memcore.Hit` can be had without loading Numba
+    from memcore_kernels.dots import dot64
+
     made = []
     for score, position in zip(found.scores.tolist(), found.positions.tolist(), strict=True):
         part, row = snapshot.part_of(position)
         columns = part.columns
         event_time = int(columns["event_time"][row])
-        metadata = part.segment.text("metadata", row)
+        metadata = part.view.text("metadata", row)
         made.append(
             Hit(
                 id=ids.to_text(int(columns["id_hi"][row]), int(columns["id_lo"][row])),
-                content=part.segment.text("content", row) or "",
+                content=part.view.text("content", row) or "",
                 kind=KINDS[columns["kind"][row]],
                 total_score=score,
                 semantic_similarity=0.0 if query is None else float(dot64(columns["vector"][row], query)),
@@ -122,7 +125,7 @@ def hits(snapshot: Snapshot, found: Found, query: np.ndarray[Any, np.dtype[np.fl
                 importance_component=decimal(columns["importance"][row]),
                 age_hours=max(ask.now - event_time, 0) / HOUR,
                 metadata=json.loads(metadata) if metadata else {},
-                key=part.segment.text("key", row),
+                key=part.view.text("key", row),
                 event_time=to_datetime(event_time),
                 session_id=snapshot.names[columns["session"][row]],
                 agent_role=snapshot.names[columns["role"][row]],

@@ -1,267 +1,370 @@
 """What is in the store, over all scopes? Partitions, names, the commit order, and the one lock that writers take.
 
-Everything that can fail (checks, embedding) happens before the lock is taken, and nothing slow happens under it. Inside,
-a commit is a few appends and marks that cannot fail half-way: all of it, or none.
+Everything that can fail (checks, embedding) happens before the first row is written, and nothing slow happens under the
+lock. A commit is a few appends and marks: all of it, or none.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from memcore import ids
-from memcore.errors import DimensionMismatch
+from memcore.errors import DimensionMismatch, InvalidInput
 from memcore.store.partition import UPSERTED, Partition, Ref
-from memcore.store.segment import FIXED, TEXTS, Columns
+from memcore.store.segment import FIXED, MUTABLE, TEXTS, Columns, zeros
 from memcore.store.snapshot import Snapshot
+
+Name = tuple[str, str]  # of a scope: tenant, project
+CODED = ("session", "role", "source")
 
 
 def columns_of(n: int) -> Columns:
-    """Columns for `n` new rows, all zero and without texts, to be filled in and given to `Catalog.commit`."""
-    columns: Columns = {name: np.zeros(n, dtype=dtype) for name, dtype in FIXED.items()}
+    """Columns for `n` new rows, all zero and without texts, to be filled in and given to `Catalog.commit`.
+
+    Those that a new row never sets are read-only, so as not to cost anything.
+    """
+    columns: Columns = {
+        name: zeros(name, n) if name in MUTABLE or name == "tokens" else np.zeros(n, dtype=dtype)
+        for name, dtype in FIXED.items()
+    }
     columns.update((name, [None] * n) for name in TEXTS)
     columns["vector"] = None
     return columns
 
 
+def taken(columns: Columns, rows: Sequence[int] | npt.NDArray[np.int64]) -> Columns:
+    """Some rows of some columns, in the order given."""
+    at = np.asarray(rows, dtype=np.int64)
+    return {
+        name: None
+        if values is None
+        else values[at]
+        if isinstance(values, np.ndarray)
+        else [values[i] for i in at.tolist()]
+        for name, values in columns.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became of the rows given, in order: their seqs and ids, those of the first row where one was a retry.
+
+    `stored` are the columns of the rows that are new, in the order of `fresh`, their places among the rows given.
+    """
+
+    seqs: list[int]
+    id_hi: ids.U64
+    id_lo: ids.U64
+    stored: Columns
+    fresh: list[int]
+
+
 class Catalog:
-    def __init__(self, dim: int | None) -> None:
+    def __init__(self, dim: int | None, fingerprint: str | None) -> None:
         self.lock = threading.RLock()
         self.dim = dim or 0
+        self.fingerprint = (
+            fingerprint  # of the embedder that made the vectors; None if callers pass them, or none is there
+        )
         self.seq = 0
-        self.partitions: dict[tuple[str, str], Partition] = {}
+        self.changes = 0  # commits, and the marks and counts that take no seq
+        self.partitions: dict[Name, Partition] = {}
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
         self._ids = ids.IdMaker()
+        with _forking:
+            _catalogs.add(self)
 
     def code(self, name: str) -> int:
         """The code of a session, role or source, made at its first use. Under the lock."""
         code = self._codes.get(name)
         if code is None:
-            code = self._codes[name] = len(self.names)
-            self.names.append(name)
+            self.names.append(name)  # before the code is known, so that who reads a code finds its name
+            code = self._codes[name] = len(self.names) - 1
         return code
 
     def encode(self, columns: Columns, names: Mapping[str, Sequence[str]]) -> None:
         """Fills the columns of codes from the rows' session, role and source names. Under the lock."""
-        for column in ("session", "role", "source"):
+        for column in CODED:
             columns[column][:] = [self.code(name) for name in names[column]]
 
     def known_code(self, name: str) -> int:
         """The code of a name, or -1, which no row has."""
         return self._codes.get(name, -1)
 
-    def settle_dim(self, dim: int) -> None:
-        """The first vector sets the width of a store that was opened without one."""
+    def snapshot(self, scope: Name) -> Snapshot:
         with self.lock:
-            if self.dim == dim:
-                return
-            if self.dim:
-                raise DimensionMismatch(
-                    f"vector has {dim} dimensions and the store has {self.dim}; one store holds one width: pass vectors of "
-                    f"width {self.dim}, or open another store for this embedder"
-                )
+            partition = self.partitions.get(scope)
+            return Snapshot(
+                partition.segments if partition else (),
+                seq=self.seq,
+                tenant_id=scope[0],
+                project_id=scope[1],
+                dim=self.dim,
+                names=self.names,
+                keys=partition.keys if partition else {},
+                lapsed=partition.lapsed if partition else frozenset(),
+            )
+
+    def snapshots(self) -> list[Snapshot]:
+        """All scopes at one moment."""
+        with self.lock:
+            return [self.snapshot(scope) for scope in sorted(self.partitions)]
+
+    def partition(self, scope: Name) -> Partition:
+        """The partition of a scope, made at its first write. Under the lock."""
+        if scope not in self.partitions:
+            self.partitions[scope] = Partition(self.dim)
+        return self.partitions[scope]
+
+    def check_dim(self, dim: int) -> None:
+        if self.dim and dim != self.dim:
+            raise DimensionMismatch(
+                f"vector has {dim} dimensions and the store has {self.dim}; one store holds one width: pass vectors of "
+                f"width {self.dim}, or open another store for this embedder"
+            )
+
+    def settle_dim(self, dim: int) -> None:
+        """The first vector sets the width of a store that was opened without one. Under the lock."""
+        self.check_dim(dim)
+        if not self.dim:
             self.dim = dim
             for partition in self.partitions.values():
                 partition.dim = dim
                 for segment in partition.segments:
                     segment.widen(dim)
 
-    def snapshot(self, tenant_id: str, project_id: str) -> Snapshot:
-        with self.lock:
-            partition = self.partitions.get((tenant_id, project_id))
-            return Snapshot(
-                partition.segments if partition else (),
-                seq=self.seq,
-                names=self.names,
-                tenant_id=tenant_id,
-                project_id=project_id,
-                dim=self.dim,
-            )
-
-    def partition(self, tenant_id: str, project_id: str) -> Partition:
-        """The partition of a scope, made at its first write. Under the lock."""
-        key = (tenant_id, project_id)
-        if key not in self.partitions:
-            self.partitions[key] = Partition(tenant_id, project_id, self.dim)
-        return self.partitions[key]
-
     def commit(
-        self, partition: Partition, columns: Columns, *, now: int, explicit: npt.NDArray[np.bool_] | None = None
-    ) -> list[int]:
-        """Appends new rows: gives them ids (but for the `explicit` ones), seqs and versions; upserts by key; honours retries.
+        self,
+        scope: Name,
+        columns: Columns,
+        names: Mapping[str, Sequence[str]],
+        *,
+        now: int,
+        explicit: npt.NDArray[np.bool_] | None = None,
+    ) -> Commit:
+        """Appends new rows: gives them ids (but for the `explicit` ones) and seqs; upserts by key; honours retries.
 
-        `columns` as from `columns_of`, with all but `id_hi`, `id_lo`, `seq` and `version` filled in. Returns the seq of each
-        row given, in order: that of the first row for one whose idempotency key was used before. Under the lock.
+        `columns` as from `columns_of`, with all but `id_hi`, `id_lo`, `seq`, `version` and the codes of `names` filled
+        in. An explicit id that is in use, or that isn't the one its key names, is `InvalidInput`. Under the lock.
         """
-        retries = self._retries(partition, columns["idempotency_key"])
+        self.encode(columns, names)
+        partition = self.partitions.get(scope) or Partition(self.dim)
+        retries = _retries(partition, columns)
         total = len(columns["content"])
         fresh = [row for row in range(total) if row not in retries]
         if retries:
-            columns = _take(columns, fresh)
+            columns = taken(columns, fresh)
             explicit = None if explicit is None else explicit[fresh]
         n, first = len(fresh), self.seq + 1
         if n:
-            columns["seq"][:] = np.arange(first, first + n)
+            columns["seq"] = np.arange(first, first + n, dtype=np.int64)
             columns["version"][:] = 1
             hi, lo = self._ids.take(n, now)
             for name, made in (("id_hi", hi), ("id_lo", lo)):
                 columns[name] = made if explicit is None else np.where(explicit, columns[name], made)
-            self._upsert(partition, columns, n, now)
+            replaced = _upserts(partition, columns, explicit)
             if columns["vector"] is None:
                 columns["vector"] = np.zeros((n, self.dim), dtype=np.float32)
+            else:
+                self.settle_dim(columns["vector"].shape[1])
+            partition.dim = self.dim
             partition.append(columns, n)
+            for old, by, at in replaced:
+                partition.supersede(old, by, at)
+            self.partitions[scope] = partition
             self.seq += n
-        seqs = dict(zip(fresh, range(first, first + n), strict=True))
-        for row, (seq, earlier) in retries.items():
-            seqs[row] = seq or seqs[earlier]
-        return [seqs[row] for row in range(total)]
+            self.changes += 1
+        return _committed(partition, columns, fresh, retries, total)
 
-    def _retries(self, partition: Partition, keys: Sequence[str | None]) -> dict[int, tuple[int, int]]:
-        """The rows whose idempotency key was used before: the seq of the first row, or 0 and its place in this commit."""
-        retries: dict[int, tuple[int, int]] = {}
-        here: dict[str, int] = {}
-        for row, key in enumerate(keys):
-            if key is None:
-                continue
-            if key in partition.idempotency:
-                retries[row] = (partition.idempotency[key], 0)
-            elif key in here:
-                retries[row] = (0, here[key])
-            else:
-                here[key] = row
-        return retries
+    def replace(self, partition: Partition, seq: int, changes: Mapping[str, Any], *, now: int) -> Columns:
+        """A new version of a row with some columns changed; the old one is superseded. Under the lock.
 
-    def _upsert(self, partition: Partition, columns: Columns, n: int, now: int) -> None:
-        """Rows of a kind that is upserted by key take over the id of the standing one, which is superseded."""
-        keys, kinds = columns["key"], columns["kind"]
-        within: dict[tuple[int, str], int] = {}  # the last row of this commit under a key
-        for row in range(n):
-            if keys[row] is None or kinds[row] not in UPSERTED:
-                continue
-            named = (int(kinds[row]), keys[row])
-            if named in within:
-                earlier = within[named]
-                columns["retired_seq"][earlier] = columns["seq"][row]
-                columns["retired_at"][earlier] = now
-                for name in ("id_hi", "id_lo"):
-                    columns[name][row] = columns[name][earlier]
-                columns["version"][row] = columns["version"][earlier] + 1
-            elif old := partition.by_key(*named):
-                for name in ("id_hi", "id_lo"):
-                    columns[name][row] = old.segment.column(name)[old.row]
-                columns["version"][row] = old.segment.column("version")[old.row] + 1
-                partition.supersede(old, int(columns["seq"][row]), now)
-            within[named] = row
-
-    def restore(self, columns: Columns, names: Mapping[str, Sequence[str]], superseded: Sequence[int | None]) -> int:
-        """Adds rows that an export kept whole: ids, versions, times and counters as they were. How many were new.
-
-        A memory whose id is here already is left as it is. Seqs are kept if the store is empty, and else follow on in the
-        file's order. `superseded` is the time in µs at which each row was replaced, or None. Where a key is in use by another
-        memory, the one ingested later stands and the other becomes history. Under the lock.
+        A memory's time never runs backwards: if the clock does, the new version starts when the old one did.
         """
-        self.encode(columns, names)
-        scopes = list(zip(names["tenant"], names["project"], strict=True))
-        order = np.argsort(columns["seq"], kind="stable")
-        if self.seq or len(set(columns["seq"].tolist())) < len(order) or (len(order) and columns["seq"].min() < 1):
-            columns["seq"][order] = np.arange(self.seq + 1, self.seq + 1 + len(order))
-        new = 0
-        for scope in dict.fromkeys(scopes[row] for row in order):
-            partition = self.partition(*scope)
-            here: dict[tuple[int, int], bool] = {}
-            mine = []
-            for row in order:
-                if scopes[row] != scope:
-                    continue
-                name = int(columns["id_hi"][row]), int(columns["id_lo"][row])
-                if name not in here:
-                    here[name] = bool(partition.versions(*name))
-                if not here[name]:
-                    mine.append(int(row))
-            if not mine:
-                continue
-            for row in mine:
-                if superseded[row] is not None:
-                    columns["retired_seq"][row], columns["retired_at"][row] = columns["seq"][row], superseded[row]
-            part = _take(columns, mine)
-            self._settle_keys(partition, part)
-            partition.append(part, len(mine))
-            new += len(mine)
-        if len(order):
-            self.seq = max(self.seq, int(columns["seq"].max()))
-        return new
-
-    def _settle_keys(self, partition: Partition, columns: Columns) -> None:
-        """Leaves one standing row a key among the rows to be restored and those that are here."""
-        standing: dict[tuple[int, str], int] = {}
-
-        def retire(row: int, at: int) -> None:
-            columns["retired_seq"][row], columns["retired_at"][row] = columns["seq"][row], at
-
-        for row, key in enumerate(columns["key"]):
-            if key is None or columns["kind"][row] not in UPSERTED or columns["retired_seq"][row]:
-                continue
-            named, ingested = (int(columns["kind"][row]), key), int(columns["ingested_at"][row])
-            rival = standing.get(named)
-            if rival is not None:
-                later = ingested >= columns["ingested_at"][rival]
-                retire(*((rival, ingested) if later else (row, int(columns["ingested_at"][rival]))))
-                if not later:
-                    continue
-            elif old := partition.by_key(*named):
-                theirs = int(old.segment.column("ingested_at")[old.row])
-                if theirs > ingested:
-                    retire(row, theirs)
-                    continue
-                partition.supersede(old, int(columns["seq"][row]), ingested)
-            standing[named] = row
-
-    def replace(self, partition: Partition, ref: Ref, changes: dict[str, Any], *, now: int) -> int:
-        """A new version of a row with some columns changed; the old one is superseded. Its seq. Under the lock."""
-        held = ref.segment.views()
-        columns: Columns = {name: held[name][ref.row : ref.row + 1].copy() for name in (*FIXED, "vector")}
-        columns.update((name, [ref.segment.text(name, ref.row)]) for name in TEXTS)
+        ref = partition.ref(seq)
+        columns = ref.columns()
         columns["idempotency_key"] = [None]  # the first version keeps it: a retry returns the record as it was made
+        for name in ("superseded_seq", "superseded_at"):
+            columns[name] = zeros(name, 1)
         for name, value in changes.items():
-            if name in TEXTS:
-                columns[name] = [value]
-            else:
-                columns[name][0] = value
+            columns[name] = [value] if name in TEXTS else np.array([value], dtype=columns[name].dtype)
         self.seq += 1
-        columns["seq"][0] = self.seq
-        columns["version"][0] += 1
-        columns["ingested_at"][0] = now
-        columns["retired_seq"][0] = columns["retired_at"][0] = 0
-        partition.supersede(ref, self.seq, now)
+        self.changes += 1
+        start = max(now, ref.get("ingested_at"))
+        for name, value in (("seq", self.seq), ("version", ref.get("version") + 1), ("ingested_at", start)):
+            columns[name] = np.array([value], dtype=FIXED[name])
         partition.append(columns, 1)
-        return self.seq
+        if seq in partition.lapsed:
+            partition.revive(seq)
+        else:
+            partition.supersede(seq, self.seq, start)
+        return columns
 
-    def forget(self, partition: Partition, record_ids: Iterable[tuple[int, int]]) -> None:
-        """Forgets all versions of these ids. Under the lock."""
+    def evict(self, partition: Partition, seqs: Sequence[int], now: int) -> None:
+        """Rows stop standing without a next version, until one is made by `replace`. Under the lock."""
         self.seq += 1
-        refs = [ref for hi, lo in record_ids for ref in partition.versions(hi, lo)]
-        if refs:
-            partition.forget(refs, self.seq)
-            partition.sweep_tail()
+        self.changes += 1
+        for seq in seqs:
+            partition.supersede(seq, self.seq, max(now, partition.ref(seq).get("ingested_at")))
+            partition.lapse(seq)
 
-    def touch(self, partition: Partition, seqs: Iterable[int], now: int) -> None:
-        """Counts an access to each row. Under the lock."""
+    def forget(self, scope: Name, names: set[tuple[int, int]]) -> None:
+        """Forgets all versions of these ids (high half, low half), which are there. Under the lock."""
+        partition = self.partitions[scope]
+        self.seq += 1
+        self.changes += 1
+        partition.forget(names, self.seq)
+        if not partition.live():
+            del self.partitions[scope]
+
+    def touch(self, scope: Name, seqs: Iterable[int], now: int) -> None:
+        """Counts an access to each row that is still there. Under the lock."""
+        partition = self.partitions.get(scope)
+        if partition is None:
+            return
+        self.changes += 1
         for seq in seqs:
             ref = partition.at(seq)
             if ref is not None:
-                segment, row = ref
-                segment.set("access_count", row, int(segment.column("access_count")[row]) + 1)
-                segment.set("last_access", row, max(now, int(segment.column("last_access")[row])))
+                last = ref.get("last_access")
+                ref.segment.set("access_count", ref.row, ref.get("access_count") + 1)
+                ref.segment.set("last_access", ref.row, max(now, last) if last else now or 1)
 
 
-def _take(columns: Columns, rows: Sequence[int]) -> Columns:
-    at = np.asarray(rows, dtype=np.int64)
-    return {
-        name: None if values is None else values[at] if isinstance(values, np.ndarray) else [values[i] for i in rows]
-        for name, values in columns.items()
-    }
+def _retries(partition: Partition, columns: Columns) -> dict[int, tuple[int, int]]:
+    """The rows whose idempotency key was used before: the seq of the first row, or 0 and its place in this commit.
+
+    A key counts within a session and role: "message-1" of another conversation is another message.
+    """
+    retries: dict[int, tuple[int, int]] = {}
+    here: dict[tuple[int, int, str], int] = {}
+    for row, key in enumerate(columns["idempotency_key"]):
+        if key is None:
+            continue
+        named = (int(columns["session"][row]), int(columns["role"][row]), key)
+        if named in partition.retries:
+            retries[row] = (partition.retries[named], 0)
+        elif named in here:
+            retries[row] = (0, here[named])
+        else:
+            here[named] = row
+    return retries
+
+
+def _upserts(
+    partition: Partition, columns: Columns, explicit: npt.NDArray[np.bool_] | None
+) -> list[tuple[int, int, int]]:
+    """Lets rows of a kind that is upserted by key take over the id of the standing one, in the columns alone.
+
+    Returns the rows in the partition that they replace: (its seq, the seq of its next version, the time of that).
+    Refuses explicit ids that are in use or that contradict the key.
+    """
+    given = _given(columns, explicit)
+    if not given and not any(columns["key"]):
+        return []
+    used = partition.known(set(given.values()))
+    replaced = []
+    within: dict[tuple[int, str], int] = {}  # the last row of this commit under a key
+    for row, (kind, key) in enumerate(zip(columns["kind"].tolist(), columns["key"], strict=True)):
+        named = (kind, key) if key is not None and kind in UPSERTED else None
+        old: Ref | int | None = None
+        if named is not None:
+            old = within[named] if named in within else partition.by_key(*named)
+            within[named] = row
+        name = _name_of(columns, old)
+        if row in given:
+            _check_given(given[row], name, used, key)
+            used.add(given[row])
+        if name is None:
+            continue
+        columns["id_hi"][row], columns["id_lo"][row] = name
+        seq = int(columns["seq"][row])
+        if isinstance(old, Ref):
+            columns["version"][row] = old.get("version") + 1
+            columns["ingested_at"][row] = max(int(columns["ingested_at"][row]), old.get("ingested_at"))
+            replaced.append((old.get("seq"), seq, int(columns["ingested_at"][row])))
+        elif old is not None:
+            columns["version"][row] = columns["version"][old] + 1
+            columns["ingested_at"][row] = columns["ingested_at"][old]
+            for column, value in (("superseded_seq", seq), ("superseded_at", columns["ingested_at"][row])):
+                if not columns[column].flags.writeable:
+                    columns[column] = columns[column].copy()
+                columns[column][old] = value
+    return replaced
+
+
+def _given(columns: Columns, explicit: npt.NDArray[np.bool_] | None) -> dict[int, tuple[int, int]]:
+    """The ids that callers gave, by row."""
+    rows = [] if explicit is None else np.flatnonzero(explicit).tolist()
+    return {row: (int(columns["id_hi"][row]), int(columns["id_lo"][row])) for row in rows}
+
+
+def _name_of(columns: Columns, old: Ref | int | None) -> tuple[int, int] | None:
+    if old is None:
+        return None
+    return old.name if isinstance(old, Ref) else (int(columns["id_hi"][old]), int(columns["id_lo"][old]))
+
+
+def _check_given(
+    given: tuple[int, int], named: tuple[int, int] | None, used: set[tuple[int, int]], key: str | None
+) -> None:
+    if named is not None and given != named:
+        raise InvalidInput(
+            f"id is {ids.to_text(*given)} and the key {key!r} names the memory {ids.to_text(*named)}; a key names one "
+            "memory: leave id out to make its next version, or use another key"
+        )
+    if named is None and given in used:
+        raise InvalidInput(
+            f"id {ids.to_text(*given)} is in use here; ids are unique: update it, or leave id out for a new memory"
+        )
+
+
+def _committed(
+    partition: Partition, columns: Columns, fresh: list[int], retries: Mapping[int, tuple[int, int]], total: int
+) -> Commit:
+    if not retries:
+        return Commit(columns["seq"].tolist(), columns["id_hi"], columns["id_lo"], columns, fresh)
+    seqs = np.zeros(total, dtype=np.int64)
+    hi, lo = np.zeros(total, dtype=np.uint64), np.zeros(total, dtype=np.uint64)
+    seqs[fresh], hi[fresh], lo[fresh] = columns["seq"], columns["id_hi"], columns["id_lo"]
+    for row, (seq, earlier) in retries.items():
+        if seq:
+            seqs[row] = seq
+            hi[row], lo[row] = partition.ref(seq).name
+        else:
+            seqs[row], hi[row], lo[row] = seqs[earlier], hi[earlier], lo[earlier]
+    return Commit(seqs.tolist(), hi, lo, columns, fresh)
+
+
+# A process may fork while another of its threads writes. The child then has a copy of the store that must be whole, and
+# locks that must be free, so forking waits for the writers.
+
+_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
+_forking = threading.RLock()
+_waited_for: list[Catalog] = []
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    _waited_for.extend(_catalogs)
+    for catalog in _waited_for:
+        catalog.lock.acquire()
+
+
+def _after_fork() -> None:
+    for catalog in _waited_for:
+        catalog.lock.release()
+    _waited_for.clear()
+    _forking.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,7 +1,8 @@
 """Where do rows lie? A segment: up to 32,768 record versions of one scope as columns, appended to until it is sealed.
 
-Fixed-width columns are NumPy arrays, doubled when full, so that an append costs O(1) on average; texts are lists until the
-segment is sealed into Arrow arrays. Rows are never changed in place but for the marks and counters in `MUTABLE`.
+Fixed-width columns are NumPy arrays, doubled when full, so that an append costs O(1) on average; texts are lists until
+the segment is sealed into Arrow arrays. A row is never changed but for the marks and counters in `MUTABLE`, and is
+never moved inside a segment, so that a reader may keep a `View` of the first rows while the writer goes on.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 ROWS = 32_768  # rows a segment: 33 MB of 256-d vectors. One query pays about 8 µs a segment, a rewrite is 20 ms
-TEXT_BYTES = 256 << 20  # or this much text, well below the 2 GB that Arrow's 32-bit offsets reach
+TEXT_BYTES = 256 << 20  # or this many characters, well below the 2 GB that Arrow's 32-bit offsets reach
 _FIRST_ROWS = 16
+_STR_BYTES = 57  # of a Python text beside its characters, with the list's pointer to it
 
 FIXED: dict[str, npt.DTypeLike] = {
     "id_hi": np.uint64,
@@ -35,195 +36,284 @@ FIXED: dict[str, npt.DTypeLike] = {
     "confidence": np.float32,
     "untrusted": np.bool_,
     "has_vector": np.bool_,
+    "tokens": np.int32,  # of the text of a working memory, where the store has a budget of tokens
     "access_count": np.int32,
     "last_access": np.int64,  # 0: never
-    "retired_seq": np.int64,  # 0: stands; else the seq of the commit that superseded or forgot the row
-    "retired_at": np.int64,  # when it was superseded; FORGOTTEN if it was forgotten
+    "superseded_seq": np.int64,  # 0: stands; else the seq of the commit that replaced the row
+    "superseded_at": np.int64,  # the time of that commit
+    "forgotten_seq": np.int64,  # 0: not forgotten; else the seq of the commit that forgot the row
 }
 TEXTS = ("key", "content", "metadata", "idempotency_key")
-MUTABLE = ("access_count", "last_access", "retired_seq", "retired_at")
-# Mostly zero: such a column is not copied while it is untouched, so that its pages stay the system's zero page and cost
-# no memory (36 of about 105 bytes a row).
-_SPARSE = (*MUTABLE, "expires_at", "untrusted")
-FORGOTTEN = np.iinfo(np.int64).min
-
-NO_CODES = (np.zeros((0, 0), np.int8), np.zeros(0, np.float32), np.zeros(0, np.float32))
-for _array in NO_CODES:
-    _array.flags.writeable = False
+MUTABLE = ("access_count", "last_access", "superseded_seq", "superseded_at", "forgotten_seq")
+# All zero in most segments: such a column has no array until a row needs it (53 of about 120 bytes a row).
+SPARSE = frozenset((*MUTABLE, "expires_at", "untrusted", "tokens"))
+# The columns that kernels read have one layout, contiguous, since Numba compiles by it. Of the others, one that holds
+# the same value throughout a sealed segment is kept as that value.
+_SCANNED = frozenset(("id_hi", "id_lo", "event_time", "importance", "vector"))
 
 Columns = dict[str, Any]  # by the names of FIXED and TEXTS, and "vector"
+Codes = tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+NO_CODES: Codes = (np.zeros((0, 0), np.int8), np.zeros(0, np.float32), np.zeros(0, np.float32))
+for _array in NO_CODES:
+    _array.flags.writeable = False
+_ZEROS = {name: np.broadcast_to(np.zeros((), dtype), 1 << 40) for name, dtype in FIXED.items()}  # one value each
+
+
+def zeros(name: str, n: int) -> npt.NDArray[Any]:
+    """`n` read-only zeros of a column's type that take no memory."""
+    return _ZEROS[name][:n]
+
+
+class View:
+    """The first `n` rows of a segment as they stood: a reader may keep it, whatever the writer does next.
+
+    `columns` are read-only arrays `(n,)`, all zero where no row had another value. `texts` may run on behind `n`; None
+    stands for a column without texts.
+    """
+
+    __slots__ = ("_range", "columns", "kinds", "n", "sealed", "texts")
+
+    def __init__(
+        self, n: int, columns: Columns, texts: dict[str, Any], kinds: frozenset[int], id_range: tuple[int, int] | None
+    ) -> None:
+        self.n = n
+        self.columns = columns
+        self.texts = texts
+        self.kinds = kinds
+        self.sealed = id_range is not None
+        self._range = id_range
+
+    def zero(self, name: str) -> bool:
+        """Whether a sparse column is zero in every row for certain."""
+        return bool(self.columns[name].strides == (0,)) and not self.columns[name][:1].any()
+
+    def text(self, name: str, row: int) -> str | None:
+        texts = self.texts[name]
+        if texts is None:
+            return None
+        value: str | None = texts[row].as_py() if isinstance(texts, pa.Array) else texts[row]
+        return value
+
+    def texts_at(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
+        """A text column at these rows."""
+        texts = self.texts[name]
+        if texts is None:
+            return pa.nulls(len(rows), pa.string())
+        if isinstance(texts, pa.Array):
+            return texts.take(pa.array(rows, pa.int64()))
+        return pa.array([texts[row] for row in rows], pa.string())
+
+    def rows_of(self, hi: int, lo: int) -> npt.NDArray[np.int64]:
+        """The rows that hold versions of this id, forgotten ones too, oldest first."""
+        if self._range is not None and not self._range[0] <= hi << 64 | lo <= self._range[1]:
+            return np.empty(0, dtype=np.int64)  # ids rise with time: most segments fall out here
+        found = np.flatnonzero(self.columns["id_lo"] == np.uint64(lo))
+        rows: npt.NDArray[np.int64] = found[self.columns["id_hi"][found] == np.uint64(hi)]
+        return rows
+
+    def rows_with(self, names: set[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        """The rows that hold versions of any of these ids (high half, low half), forgotten ones too, oldest first."""
+        if self._range is not None:
+            names = {name for name in names if self._range[0] <= name[0] << 64 | name[1] <= self._range[1]}
+        if len(names) < 4:
+            return np.sort(np.concatenate([np.empty(0, np.int64), *(self.rows_of(*name) for name in names)]))
+        hi, lo = self.columns["id_hi"], self.columns["id_lo"]
+        maybe = np.flatnonzero(np.isin(lo, np.fromiter((name[1] for name in names), np.uint64, len(names))))
+        known = [name in names for name in zip(hi[maybe].tolist(), lo[maybe].tolist(), strict=True)]
+        return maybe[np.array(known, dtype=np.bool_)]
 
 
 class Segment:
-    __slots__ = ("_arrays", "_codes", "_ids", "_texts", "_touched", "_views", "dim", "forgotten", "kinds", "n", "parsed", "sealed", "text_bytes")
+    """The writer's side. Under the catalog's lock, but for `codes` and `derived`."""
+
+    __slots__ = (
+        "_arrays",
+        "_codes",
+        "_range",
+        "_room",
+        "_texts",
+        "_view",
+        "derived",
+        "forgotten",
+        "kinds",
+        "n",
+        "sealed",
+        "text_bytes",
+    )
 
     def __init__(self, dim: int) -> None:
-        self.dim = dim
         self.n = 0
         self.sealed = False
         self.forgotten = 0  # rows that are forgotten and still lie here
         self.text_bytes = 0
-        self.kinds: set[int] = set()  # codes of the kinds that its rows have
-        self._ids = (0, 0)  # the lowest and the highest id once sealed
-        self.parsed: dict[str, list[Any]] = {}  # values of metadata keys that a filter has asked for
-        self._touched: set[str] = set()
-        self._arrays: Columns = self._allocate(_FIRST_ROWS)
-        self._texts: dict[str, Any] = {name: [] for name in TEXTS}
-        self._views: Columns | None = None
-        self._codes: tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
-
-    def _allocate(self, rows: int) -> Columns:
-        arrays: Columns = {name: np.zeros(rows, dtype=dtype) for name, dtype in FIXED.items()}
-        arrays["vector"] = np.zeros((rows, self.dim), dtype=np.float32)
-        return arrays
+        self.kinds: frozenset[int] = frozenset()  # codes of the kinds that its rows have
+        self.derived: dict[str, Any] = {}  # what filters have read out of the rows, by metadata key
+        self._room = 0
+        self._arrays: Columns = {"vector": np.empty((0, dim), dtype=np.float32)}
+        self._texts: dict[str, Any] = dict.fromkeys(TEXTS)
+        self._range: tuple[int, int] | None = None  # the lowest and the highest id, once sealed
+        self._view: View | None = None
+        self._codes: Codes | None = None
 
     @property
     def full(self) -> bool:
         return self.n >= ROWS or self.text_bytes >= TEXT_BYTES
 
+    @property
+    def dim(self) -> int:
+        return int(self._arrays["vector"].shape[1])
+
     def append(self, columns: Columns, start: int, stop: int) -> int:
         """Appends rows `start` to `stop` of the columns, as many as there is room for; returns where it stopped."""
-        stop = min(stop, start + ROWS - self.n)
-        stop = self._fitting(columns, start, stop)
+        stop = self._fitting(columns, start, min(stop, start + ROWS - self.n))
         begin, end = self.n, self.n + stop - start
-        if end > len(self._arrays["seq"]):
+        if end > self._room:
             self._grow(end)
-        for name, array in self._arrays.items():
+        for name in (*FIXED, "vector"):
             rows = columns[name][start:stop]
-            if name in _SPARSE:
-                if not rows.any():
+            if name in SPARSE and name not in self._arrays:
+                if (rows.strides == (0,) and not rows[0]) or not rows.any():
                     continue
-                self._touched.add(name)
-            array[begin:end] = rows
-        for name, texts in self._texts.items():
-            texts.extend(columns[name][start:stop])
-        self.kinds |= set(np.unique(columns["kind"][start:stop]).tolist())
+                self._arrays[name] = np.zeros(self._room, dtype=FIXED[name])
+            self._arrays[name][begin:end] = rows
+        for name in TEXTS:
+            texts = columns[name][start:stop]
+            if self._texts[name] is None:
+                if not any(texts):
+                    continue
+                self._texts[name] = [None] * begin
+            self._texts[name].extend(texts)
+        self.kinds |= set(columns["kind"][start:stop].tolist())
         self.n = end
+        self._view = None
         return stop
 
     def _fitting(self, columns: Columns, start: int, stop: int) -> int:
         """Counts the texts of the rows in, and stops after the one that reaches TEXT_BYTES."""
-        content, metadata = columns["content"], columns["metadata"]
-        for row in range(start, stop):
-            self.text_bytes += len(content[row]) + len(metadata[row] or "")
-            if self.text_bytes >= TEXT_BYTES:
-                return row + 1
+        texts = [columns[name][start:stop] for name in TEXTS]
+        total = sum(sum(map(len, filter(None, column))) for column in texts)
+        if self.text_bytes + total >= TEXT_BYTES:
+            total = 0
+            for row, cells in enumerate(zip(*texts, strict=True), start):
+                total += sum(map(len, filter(None, cells)))
+                if self.text_bytes + total >= TEXT_BYTES:
+                    stop = row + 1
+                    break
+        self.text_bytes += total
         return stop
 
     def _grow(self, least: int) -> None:
-        rows = min(ROWS, max(2 * len(self._arrays["seq"]), 1 << (least - 1).bit_length()))
-        old, self._arrays = self._arrays, self._allocate(rows)
-        for name, array in self._arrays.items():
-            if name not in _SPARSE or name in self._touched:
-                array[: self.n] = old[name][: self.n]
+        room = min(ROWS, max(2 * self._room, _FIRST_ROWS, 1 << (least - 1).bit_length()))
+        arrays: Columns = {}
+        for name in (*FIXED, "vector"):
+            old = self._arrays.get(name)
+            if name == "vector":
+                arrays[name] = np.empty((room, self.dim), dtype=np.float32)
+            elif name in SPARSE:
+                if old is None:
+                    continue
+                arrays[name] = np.zeros(room, dtype=FIXED[name])
+            else:
+                arrays[name] = np.empty(room, dtype=FIXED[name])
+            if old is not None:
+                arrays[name][: self.n] = old[: self.n]
+        self._arrays, self._room = arrays, room
 
     def seal(self) -> None:
         """No more appends: arrays are cut to size, texts become Arrow arrays."""
-        if len(self._arrays["seq"]) > self.n:
-            self._arrays = {
-                name: array[: self.n].copy() if name not in _SPARSE or name in self._touched else array[: self.n]
-                for name, array in self._arrays.items()
-            }
-        self._texts = {name: pa.array(texts, pa.string()) for name, texts in self._texts.items()}
-        self._sealed()
-
-    def _sealed(self) -> None:
+        self._arrays = {name: _cut(name, array, self.n) for name, array in self._arrays.items()}
+        self._texts = {
+            name: None if texts is None else pa.array(texts, pa.string()) for name, texts in self._texts.items()
+        }
         hi, lo = self._arrays["id_hi"], self._arrays["id_lo"]
         low, high = int(hi.min()), int(hi.max())
-        self._ids = (low << 64 | int(lo[hi == low].min()), high << 64 | int(lo[hi == high].max()))
-        self._views = None
-        self.sealed = True
+        self._range = (low << 64 | int(lo[hi == low].min()), high << 64 | int(lo[hi == high].max()))
+        self._room, self._view, self.sealed = self.n, None, True
 
     def widen(self, dim: int) -> None:
         """Rows written before the store had a width get all-zero vectors (untouched pages, so no memory)."""
-        self.dim = dim
-        self._arrays = {**self._arrays, "vector": np.zeros((len(self._arrays["seq"]), dim), dtype=np.float32)}
-        self._views = self._codes = None
+        self._arrays = {**self._arrays, "vector": np.zeros((self._room, dim), dtype=np.float32)}
+        self._view = self._codes = None
 
-    def views(self) -> Columns:
-        """The columns of all rows so far, read-only: the one form that kernels see, since Numba compiles by it."""
-        if self._views is None or len(self._views["seq"]) != self.n or not self.sealed:
-            views = {name: array[: self.n] for name, array in self._arrays.items()}
-            for array in views.values():
-                array.flags.writeable = False
-            self._views = views
-        return self._views
+    def view(self) -> View:
+        """The rows so far. Under the lock: one made while another thread widens would outlive it."""
+        view = self._view
+        if view is None:
+            arrays, columns = self._arrays, {}
+            for name in (*FIXED, "vector"):
+                array = arrays.get(name)
+                columns[name] = array[: self.n] if array is not None else zeros(name, self.n)
+                columns[name].flags.writeable = False
+            view = self._view = View(self.n, columns, self._texts.copy(), self.kinds, self._range)
+        return view
 
-    def codes(self) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """The int8 codes of a sealed segment's vectors, their scales and what they miss, made when they are first asked for.
+    def codes(self) -> Codes:
+        """The int8 codes of a sealed segment's vectors, their scales and what they miss, made when they are first asked
+        for.
 
-        A tail has none: its rows are read as float32. Two threads that ask at once both make them, and one pair stays.
+        A tail has none: its rows are read as float32. Two threads that ask at once both make them, and one set stays.
         """
-        if not self.sealed or not self.dim:
-            return NO_CODES
-        if self._codes is None:
+        codes = self._codes
+        if codes is None:
+            vectors = self._arrays["vector"][: self.n]
+            if not self.sealed or not vectors.shape[1]:
+                return NO_CODES
             from memcore_kernels.codes import quantise
 
-            codes = (np.empty((self.n, self.dim), np.int8), np.empty(self.n, np.float32), np.empty(self.n, np.float32))
-            quantise(self.views()["vector"], *codes)
+            codes = (np.empty(vectors.shape, np.int8), np.empty(self.n, np.float32), np.empty(self.n, np.float32))
+            vectors.flags.writeable = False
+            quantise(vectors, *codes)
             for array in codes:
                 array.flags.writeable = False
             self._codes = codes
-        return self._codes
+        return codes
 
     def set(self, name: str, row: int, value: int) -> None:
         """Writes one of the `MUTABLE` columns."""
-        self._touched.add(name)
+        if name not in self._arrays:
+            if not value:
+                return
+            self._arrays[name] = np.zeros(self._room, dtype=FIXED[name])
+            self._view = None
         self._arrays[name][row] = value
 
-    def touched(self, name: str) -> bool:
-        return name in self._touched
+    def get(self, name: str, row: int) -> int:
+        """One value of a fixed-width column of whole numbers."""
+        array = self._arrays.get(name)
+        return 0 if array is None else int(array[row])
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A fixed-width column, with room for rows to come behind the first `n`."""
-        array: npt.NDArray[Any] = self._arrays[name]
-        return array
-
-    def seq_at(self, row: int) -> int:
-        return int(self._arrays["seq"][row])
+    def text(self, name: str, row: int) -> str | None:
+        return self.view().text(name, row)
 
     def row_of(self, seq: int) -> int | None:
         row = int(np.searchsorted(self._arrays["seq"][: self.n], seq))
         return row if row < self.n and self._arrays["seq"][row] == seq else None
 
-    def rows_of(self, hi: int, lo: int) -> npt.NDArray[np.int64]:
-        """The rows that hold versions of this id, oldest first."""
-        if self.sealed and not self._ids[0] <= hi << 64 | lo <= self._ids[1]:  # ids rise with time: most segments fall out
-            return np.empty(0, dtype=np.int64)
-        found = np.flatnonzero(self._arrays["id_lo"][: self.n] == np.uint64(lo))
-        return found[self._arrays["id_hi"][found] == np.uint64(hi)]
-
-    def rows_with_key(self, key: str) -> npt.NDArray[np.int64]:
-        """The rows written under this key, oldest first."""
-        keys = self._texts["key"]
-        if isinstance(keys, pa.Array):
-            return np.flatnonzero(pc.fill_null(pc.equal(keys, key), False).to_numpy(zero_copy_only=False))
-        return np.array([row for row, held in enumerate(keys) if held == key], dtype=np.int64)
-
-    def text(self, name: str, row: int) -> str | None:
-        value = self._texts[name][row]
-        return value.as_py() if self.sealed else value
-
-    def texts(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
-        """A text column at these rows."""
-        texts = self._texts[name]
-        if isinstance(texts, pa.Array):
-            return texts.take(pa.array(rows, pa.int64()))
-        return pa.array([texts[row] for row in rows], pa.string())
-
-    def kept(self, rows: npt.NDArray[np.int64]) -> Segment:
-        """A sealed copy with these rows only."""
-        copy = Segment(self.dim)
-        copy._touched = set(self._touched)
-        copy._arrays = {name: array[rows] for name, array in self._arrays.items()}
-        copy._texts = {name: self.texts(name, rows) for name in TEXTS}
-        copy.n, copy.text_bytes = len(rows), self.text_bytes
-        copy.kinds = set(np.unique(copy._arrays["kind"]).tolist())
-        copy._sealed()
-        return copy
+    def batch(self, rows: npt.NDArray[np.int64]) -> Columns:
+        """These rows as columns that can be appended elsewhere."""
+        view = self.view()
+        columns: Columns = {
+            name: zeros(name, len(rows)) if view.zero(name) else array[rows] for name, array in view.columns.items()
+        }
+        columns.update((name, view.texts_at(name, rows).to_pylist()) for name in TEXTS)
+        return columns
 
     def nbytes(self) -> int:
-        """Bytes of the rows held: vectors, columns and texts (lists of Python texts counted by their length)."""
-        fixed = sum(a[: self.n].nbytes for name, a in self._arrays.items() if name not in _SPARSE or name in self._touched)
-        texts = self.text_bytes if not self.sealed else sum(t.nbytes for t in self._texts.values())
-        return fixed + texts + (sum(array.nbytes for array in self._codes) if self._codes else 0)
+        """Bytes of the rows held: vectors, columns and texts, int8 codes, and what filters have read out of them."""
+        fixed: int = sum(
+            self.n * a.itemsize * (self.dim if name == "vector" else 1) if a.strides != (0,) else a.itemsize
+            for name, a in self._arrays.items()
+        )
+        held = [texts for texts in self._texts.values() if texts is not None]
+        texts = sum(int(t.nbytes) for t in held) if self.sealed else self.text_bytes + _STR_BYTES * self.n * len(held)
+        codes = sum(array.nbytes for array in self._codes) if self._codes else 0
+        return fixed + texts + codes + sum(int(values.nbytes) for values in tuple(self.derived.values()))
+
+
+def _cut(name: str, array: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
+    """The first `n` values in an array of their own, or one value for all where they are the same."""
+    values = array[:n]
+    if name not in _SCANNED and name not in MUTABLE and (values == values[0]).all():
+        return np.broadcast_to(values[0].copy(), n)
+    return array if len(array) == n else values.copy()

@@ -1,13 +1,14 @@
 """What does a reader see? One scope as it stood at one commit, for as long as the reader holds it.
 
-A row version is seen if it was committed and not yet retired at the snapshot's seq; with `as_of`, if it had been ingested
-and not yet superseded at that time. Writers append and set marks that carry their own, later seq, so a reader never waits.
+A row version is seen if it was committed and neither superseded nor forgotten by the snapshot's seq; with `as_of`, if
+it had been ingested and not yet superseded at that time. Writers append behind what a snapshot holds and set marks that
+carry their own, later seq, so a reader never waits and what it sees never changes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,11 @@ from memcore import ids
 from memcore.clock import to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, Record, decimal, record_schema
-from memcore.store.segment import FORGOTTEN, Columns, Segment
+from memcore.store.segment import Columns, Segment
 
 Mask = npt.NDArray[np.uint8]
-EVERY: Mask = np.empty(0, dtype=np.uint8)  # the mask of a part in which every row is allowed
-EVERY.flags.writeable = False
+EVERY: Mask = np.empty(0, dtype=np.uint8)  # the mask of a part in which every row is allowed; writable like all masks,
+# since Numba compiles a kernel anew for a read-only one
 CODED = {"session_id": "session", "agent_role": "role", "source": "source"}  # record column -> column of codes
 
 
@@ -37,83 +38,52 @@ class Selection:
     role: int | None = None
     as_of: int | None = None
     expired: bool = False  # also rows whose time is over
+    lapsed: bool = False  # also the last versions of memories of which none stands
+    superseded: bool = False  # also what was replaced: all that is not forgotten
 
 
 class Part:
     """One segment's rows in a snapshot. `base` is the position of its first row in the snapshot."""
 
-    __slots__ = ("base", "columns", "n", "segment")
+    __slots__ = ("base", "columns", "n", "segment", "view")
 
     def __init__(self, segment: Segment, base: int) -> None:
         self.segment = segment
-        self.columns: Columns = segment.views()
-        self.n = len(self.columns["seq"])
+        self.view = segment.view()
+        self.columns: Columns = self.view.columns
+        self.n = self.view.n
         self.base = base
-
-    def mask(self, selection: Selection, seq: int) -> Mask:
-        """uint8 `(n,)`, 1 for the rows that the selection sees, or `EVERY`. Conditions that hold throughout cost nothing."""
-        columns, touched = self.columns, self.segment.touched
-        mask: npt.NDArray[np.bool_] | None = None
-
-        def narrow(condition: npt.NDArray[np.bool_]) -> None:
-            nonlocal mask
-            if mask is None:
-                mask = condition
-            else:
-                mask &= condition
-
-        if not self.segment.kinds <= selection.kinds:
-            allowed = np.zeros(len(KINDS), dtype=np.bool_)
-            allowed[list(selection.kinds)] = True
-            narrow(allowed[columns["kind"]])
-        if selection.session is not None:
-            narrow(columns["session"] == selection.session)
-        if selection.role is not None:
-            narrow(columns["role"] == selection.role)
-        if touched("expires_at") and not selection.expired:
-            narrow((columns["expires_at"] == 0) | (columns["expires_at"] > selection.now))
-        if selection.as_of is not None:
-            narrow(columns["ingested_at"] <= selection.as_of)
-            if touched("retired_seq"):  # FORGOTTEN is before any moment: what is forgotten by now is in no past either
-                narrow((columns["retired_seq"] == 0) | (columns["retired_at"] > selection.as_of))
-        elif touched("retired_seq"):
-            narrow((columns["retired_seq"] == 0) | (columns["retired_seq"] > seq))
-        if mask is None or mask.all():
-            return EVERY
-        return mask.view(np.uint8)
-
-
-    def sees(self, row: int, selection: Selection, seq: int) -> bool:
-        """Whether the selection sees one row: what `mask` says of it."""
-        c = self.columns
-        retired, expires = int(c["retired_seq"][row]), int(c["expires_at"][row])
-        if selection.as_of is not None:
-            ingested = int(c["ingested_at"][row]) <= selection.as_of
-            standing = ingested and (not retired or int(c["retired_at"][row]) > selection.as_of)
-        else:
-            standing = not 0 < retired <= seq
-        return (
-            standing
-            and int(c["kind"][row]) in selection.kinds
-            and selection.session in (None, int(c["session"][row]))
-            and selection.role in (None, int(c["role"][row]))
-            and (selection.expired or not expires or expires > selection.now)
-        )
 
 
 class Snapshot:
-    """`parts` in commit order; a position counts rows through all of them. `names` decodes sessions, roles and sources."""
+    """`parts` in commit order; a position counts rows through all of them. `names` decodes sessions, roles and sources.
 
-    __slots__ = ("dim", "names", "parts", "project_id", "seq", "tenant_id")
+    `keys` gives the seqs of the rows written under a key, `lapsed` those of the last versions of memories of which none
+    stands. Both, and `names`, are the writer's own and change while the snapshot is held; what they gain concerns rows
+    that it doesn't hold or that stood when it was taken.
+    """
+
+    __slots__ = ("dim", "keys", "lapsed", "names", "parts", "project_id", "seq", "tenant_id")
 
     def __init__(
-        self, segments: Sequence[Segment], *, seq: int, names: Sequence[str], tenant_id: str, project_id: str, dim: int
+        self,
+        segments: Sequence[Segment],
+        *,
+        seq: int,
+        tenant_id: str,
+        project_id: str,
+        dim: int,
+        names: Sequence[str],
+        keys: Mapping[str, Sequence[int]],
+        lapsed: Set[int],
     ) -> None:
         self.seq = seq
-        self.names = names
         self.tenant_id = tenant_id
         self.project_id = project_id
         self.dim = dim
+        self.names = names
+        self.keys = keys
+        self.lapsed = lapsed
         self.parts: list[Part] = []
         base = 0
         for segment in segments:
@@ -121,15 +91,88 @@ class Snapshot:
             self.parts.append(part)
             base += part.n
 
+    # Which rows
+
     def rows(self) -> int:
         return self.parts[-1].base + self.parts[-1].n if self.parts else 0
 
-    def part_of(self, position: int) -> tuple[Part, int]:
-        """The part that holds a position, and the row in it."""
-        at = 0
-        while at + 1 < len(self.parts) and self.parts[at + 1].base <= position:
-            at += 1
-        return self.parts[at], position - self.parts[at].base
+    def masks(self, selection: Selection) -> list[Mask]:
+        """What the selection sees of each part: uint8 `(n,)`, 1 for a row that it sees, or `EVERY`."""
+        return [self._mask(part, selection) for part in self.parts]
+
+    def _mask(self, part: Part, selection: Selection) -> Mask:
+        """A condition that holds throughout, or that a column of one value decides, costs nothing."""
+        columns = part.columns
+        mask: npt.NDArray[np.bool_] | None = None
+
+        def narrow(condition: npt.NDArray[np.bool_]) -> None:
+            nonlocal mask
+            if mask is not None:
+                mask &= condition
+            elif condition.strides != (0,):
+                mask = condition
+            elif not condition[:1].all():
+                mask = condition.copy()
+
+        if not part.view.kinds <= selection.kinds:
+            allowed = np.zeros(len(KINDS), dtype=np.bool_)
+            allowed[list(selection.kinds)] = True
+            narrow(allowed[columns["kind"]])
+        if selection.session is not None:
+            narrow(_equal(columns["session"], selection.session))
+        if selection.role is not None:
+            narrow(_equal(columns["role"], selection.role))
+        if not part.view.zero("expires_at") and not selection.expired:
+            narrow((columns["expires_at"] == 0) | (columns["expires_at"] > selection.now))
+        if not part.view.zero("forgotten_seq"):  # by now, then in no past either
+            narrow(self._later(columns["forgotten_seq"]))
+        if selection.as_of is not None:
+            narrow(columns["ingested_at"] <= selection.as_of)
+        if not part.view.zero("superseded_seq") and not selection.superseded:
+            stands = self._later(columns["superseded_seq"])
+            if selection.as_of is not None:
+                stands |= columns["superseded_at"] > selection.as_of
+            if selection.lapsed and self.lapsed:
+                stands |= np.isin(columns["seq"], np.array(tuple(self.lapsed), dtype=np.int64))
+            narrow(stands)
+        if mask is None or mask.all():
+            return EVERY
+        return mask.view(np.uint8)
+
+    def _later(self, marked: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Where a mark is not set, or was set after this snapshot."""
+        later: npt.NDArray[np.bool_] = (marked == 0) | (marked > self.seq)
+        return later
+
+    def sees(self, position: int, selection: Selection) -> bool:
+        """Whether the selection sees one row: what `masks` says of it."""
+        part, row = self.part_of(position)
+        c = part.columns
+        superseded, forgotten = int(c["superseded_seq"][row]), int(c["forgotten_seq"][row])
+        stands = not 0 < superseded <= self.seq or selection.superseded
+        if selection.as_of is not None:
+            stands = stands or int(c["superseded_at"][row]) > selection.as_of
+            stands = stands and int(c["ingested_at"][row]) <= selection.as_of
+        if selection.lapsed:
+            stands = stands or int(c["seq"][row]) in self.lapsed
+        expires = int(c["expires_at"][row])
+        return (
+            stands
+            and not 0 < forgotten <= self.seq
+            and int(c["kind"][row]) in selection.kinds
+            and selection.session in (None, int(c["session"][row]))
+            and selection.role in (None, int(c["role"][row]))
+            and (selection.expired or not expires or expires > selection.now)
+        )
+
+    def positions(self, masks: Sequence[Mask]) -> npt.NDArray[np.int64]:
+        """The positions at which masks, one a part, are 1, in commit order."""
+        return _joined(
+            [
+                part.base + (np.arange(part.n) if mask is EVERY else np.flatnonzero(mask))
+                for part, mask in zip(self.parts, masks, strict=True)
+            ]
+        )
 
     def positions_of(self, seqs: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The positions of the rows with these rising seqs; those that aren't here are left out."""
@@ -140,27 +183,29 @@ class Snapshot:
             mine = wanted[np.searchsorted(wanted, held[0]) : np.searchsorted(wanted, held[-1], side="right")]
             rows = np.searchsorted(held, mine)
             found.append(part.base + rows[held[rows] == mine])
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        return _joined(found)
 
-    def versions(self, hi: int, lo: int) -> npt.NDArray[np.int64]:
-        """The positions of all versions of an id that are not forgotten, oldest first."""
-        found = []
-        for part in self.parts:
-            rows = part.segment.rows_of(hi, lo)
-            rows = rows[rows < part.n]
-            found.append(part.base + rows[part.columns["retired_at"][rows] != FORGOTTEN])
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    def positions_with(self, names: set[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        """The positions of all versions of these ids (high half, low half), oldest first."""
+        return _joined([part.base + part.view.rows_with(names) for part in self.parts])
 
-    def with_key(self, key: str, kind: int | None) -> npt.NDArray[np.int64]:
+    def positions_under(self, key: str) -> npt.NDArray[np.int64]:
         """The positions of all rows written under a key, oldest first."""
-        found = []
-        for part in self.parts:
-            rows = part.segment.rows_with_key(key)
-            rows = rows[rows < part.n]
-            if kind is not None:
-                rows = rows[part.columns["kind"][rows] == kind]
-            found.append(part.base + rows)
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        return self.positions_of(tuple(self.keys.get(key, ())))
+
+    # What they hold
+
+    def part_of(self, position: int) -> tuple[Part, int]:
+        """The part that holds a position, and the row in it."""
+        at = 0
+        while at + 1 < len(self.parts) and self.parts[at + 1].base <= position:
+            at += 1
+        return self.parts[at], position - self.parts[at].base
+
+    def name(self, position: int) -> tuple[int, int]:
+        """The id at a position, in two halves."""
+        part, row = self.part_of(position)
+        return int(part.columns["id_hi"][row]), int(part.columns["id_lo"][row])
 
     def cell(self, position: int, name: str) -> int:
         """One value of a fixed-width column of whole numbers."""
@@ -176,38 +221,23 @@ class Snapshot:
         return hi, lo
 
     def record(self, position: int) -> Record:
-        """The record at a position."""
+        """The record at a position, with its access counted up to now."""
         part, row = self.part_of(position)
-        segment, c = part.segment, part.columns
-        retired = int(c["retired_seq"][row])
-        superseded = 0 < retired <= self.seq
-        metadata = segment.text("metadata", row)
-        return Record(
-            id=ids.to_text(int(c["id_hi"][row]), int(c["id_lo"][row])),
-            seq=int(c["seq"][row]),
-            version=int(c["version"][row]),
-            tenant_id=self.tenant_id,
-            project_id=self.project_id,
-            session_id=self.names[c["session"][row]],
-            agent_role=self.names[c["role"][row]],
-            kind=KINDS[c["kind"][row]],
-            level=int(c["level"][row]),
-            key=segment.text("key", row),
-            content=segment.text("content", row) or "",
-            vector=c["vector"][row].copy() if c["has_vector"][row] else None,
-            importance=decimal(c["importance"][row]),
-            event_time=to_datetime(int(c["event_time"][row])),
-            ingested_at=to_datetime(int(c["ingested_at"][row])),
-            expires_at=to_datetime(int(c["expires_at"][row])) if c["expires_at"][row] else None,
-            source=self.names[c["source"][row]],
-            confidence=decimal(c["confidence"][row]),
-            untrusted=bool(c["untrusted"][row]),
-            metadata=json.loads(metadata) if metadata else {},
-            access_count=int(c["access_count"][row]),
-            last_access=to_datetime(int(c["last_access"][row])) if c["last_access"][row] else None,
-            superseded_at=to_datetime(int(c["retired_at"][row])) if superseded else None,
-            idempotency_key=segment.text("idempotency_key", row),
+        texts = {name: _Cells(part.view.text, name) for name in part.view.texts}
+        counters = {name: _Cells(part.segment.get, name) for name in ("access_count", "last_access")}
+        columns = {**part.columns, **texts, **counters}
+        return record(
+            columns, row, names=self.names, tenant_id=self.tenant_id, project_id=self.project_id, seq=self.seq
         )
+
+    def table(self, positions: npt.NDArray[np.int64]) -> pa.Table:
+        """The record table of the rows at rising positions, in that order."""
+        schema = record_schema(self.dim or None)
+        batches = [
+            pa.RecordBatch.from_arrays([self.column(part, name, rows) for name in schema.names], schema=schema)
+            for part, rows in self._cut(positions)
+        ]
+        return pa.Table.from_batches(batches, schema=schema)
 
     def _cut(self, positions: npt.NDArray[np.int64]) -> Iterator[tuple[Part, npt.NDArray[np.int64]]]:
         """Rising positions as rows of each part that has some."""
@@ -216,64 +246,103 @@ class Snapshot:
             if first < last:
                 yield part, positions[first:last] - part.base
 
-    def positions(self, masks: Sequence[Mask]) -> npt.NDArray[np.int64]:
-        """The positions at which masks, one a part, are 1, in commit order."""
-        found = [
-            part.base + (np.arange(part.n) if mask is EVERY else np.flatnonzero(mask))
-            for part, mask in zip(self.parts, masks, strict=True)
-        ]
-        return np.concatenate(found).astype(np.int64) if found else np.empty(0, dtype=np.int64)
-
-    def table(self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.Table:
-        """The record table (or some of its columns) of the rows at rising positions, in that order."""
-        schema = record_schema(self.dim or None)
-        if columns is not None:
-            schema = pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
-        batches = [
-            pa.RecordBatch.from_arrays([self.column(part, name, rows) for name in schema.names], schema=schema)
-            for part, rows in self._cut(positions)
-        ]
-        return pa.Table.from_batches(batches, schema=schema)
-
     def column(self, part: Part, name: str, rows: npt.NDArray[np.int64] | None = None) -> pa.Array:
         """One column of the record at these rows of a part, all of them by default."""
-        columns = part.columns
-        if rows is None:
-            rows = np.arange(part.n)
-        if name == "id":
-            return pa.array(ids.to_texts(columns["id_hi"][rows], columns["id_lo"][rows]), pa.string())
-        if name == "tenant_id" or name == "project_id":
-            return pa.array([getattr(self, name)] * len(rows), pa.string())
-        if name == "kind":
-            return _named(columns["kind"][rows], KINDS)
-        if name in CODED:
-            return _named(columns[CODED[name]][rows], self.names)
-        if name == "vector":
-            return self._vectors(columns, rows)
-        if name == "superseded_at":
-            retired = columns["retired_seq"][rows]
-            return _times(columns["retired_at"][rows], (retired == 0) | (retired > self.seq))
-        if name in ("expires_at", "last_access"):
-            return _times(columns[name][rows], columns[name][rows] == 0)
-        if name in ("event_time", "ingested_at"):
-            return _times(columns[name][rows], None)
-        if name in columns and isinstance(columns[name], np.ndarray):
-            return pa.array(columns[name][rows])
-        return part.segment.texts(name, rows)
+        at = slice(None) if rows is None else rows
+        n = part.n if rows is None else len(rows)
 
-    def _vectors(self, columns: Columns, rows: npt.NDArray[np.int64]) -> pa.Array:
+        def values(name: str) -> npt.NDArray[Any]:
+            return np.ascontiguousarray(part.columns[name][at])
+
+        if name == "id":
+            return pa.array(ids.to_texts(values("id_hi"), values("id_lo")), pa.string())
+        if name == "tenant_id" or name == "project_id":
+            return pa.repeat(pa.scalar(getattr(self, name), pa.string()), n)
+        if name == "kind":
+            return _named(values("kind"), KINDS)
+        if name in CODED:
+            return _named(values(CODED[name]), self.names)
+        if name == "vector":
+            return self._vectors(values("vector"), values("has_vector"))
+        if name == "superseded_at":
+            return _times(values(name), self._later(values("superseded_seq")))
+        if name in ("expires_at", "last_access"):
+            return _times(values(name), values(name) == 0)
+        if name in ("event_time", "ingested_at"):
+            return _times(values(name), None)
+        if name in part.view.texts:
+            return part.view.texts_at(name, range(n) if rows is None else rows)
+        return pa.array(values(name))
+
+    def _vectors(self, vectors: npt.NDArray[np.float32], present: npt.NDArray[np.bool_]) -> pa.Array:
         if not self.dim:
-            return pa.nulls(len(rows))
-        flat = pa.array(columns["vector"][rows].reshape(-1))
-        present = columns["has_vector"][rows]
+            return pa.nulls(len(vectors))
         mask = None if present.all() else pa.array(~present)
-        return pa.FixedSizeListArray.from_arrays(flat, self.dim, mask=mask)
+        return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self.dim, mask=mask)
+
+
+class _Cells:
+    """A column that is read cell by cell."""
+
+    def __init__(self, read: Callable[[str, int], Any], name: str) -> None:
+        self._read, self._name = read, name
+
+    def __getitem__(self, row: int) -> Any:
+        return self._read(self._name, row)
+
+
+def record(
+    columns: Mapping[str, Any], row: int, *, names: Sequence[str], tenant_id: str, project_id: str, seq: int
+) -> Record:
+    """One row of a store's columns as a record, as it stood at the commit `seq`."""
+    c = columns
+    expires, accessed, superseded = (int(c[name][row]) for name in ("expires_at", "last_access", "superseded_seq"))
+    metadata = c["metadata"][row]
+    return Record(
+        id=ids.to_text(int(c["id_hi"][row]), int(c["id_lo"][row])),
+        seq=int(c["seq"][row]),
+        version=int(c["version"][row]),
+        tenant_id=tenant_id,
+        project_id=project_id,
+        session_id=names[c["session"][row]],
+        agent_role=names[c["role"][row]],
+        kind=KINDS[c["kind"][row]],
+        level=int(c["level"][row]),
+        key=c["key"][row],
+        content=c["content"][row],
+        vector=c["vector"][row].copy() if c["has_vector"][row] else None,
+        importance=decimal(c["importance"][row]),
+        event_time=to_datetime(int(c["event_time"][row])),
+        ingested_at=to_datetime(int(c["ingested_at"][row])),
+        expires_at=to_datetime(expires) if expires else None,
+        source=names[c["source"][row]],
+        confidence=decimal(c["confidence"][row]),
+        untrusted=bool(c["untrusted"][row]),
+        metadata=json.loads(metadata) if metadata else {},
+        access_count=int(c["access_count"][row]),
+        last_access=to_datetime(accessed) if accessed else None,
+        superseded_at=to_datetime(int(c["superseded_at"][row])) if 0 < superseded <= seq else None,
+        idempotency_key=c["idempotency_key"][row],
+    )
+
+
+def _equal(column: npt.NDArray[Any], value: int) -> npt.NDArray[np.bool_]:
+    """Where a column has a value; one comparison if it has one value throughout."""
+    if column.strides == (0,):
+        return np.broadcast_to(np.bool_(column[0] == value), len(column))
+    equal: npt.NDArray[np.bool_] = column == value
+    return equal
+
+
+def _joined(positions: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    return np.concatenate(positions) if positions else np.empty(0, dtype=np.int64)
 
 
 def _named(codes: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string())).dictionary_decode()
+    used, places = np.unique(codes, return_inverse=True)
+    values = pa.array([names[code] for code in used.tolist()], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), values).dictionary_decode()
 
 
 def _times(micros: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_] | None) -> pa.Array:
     return pa.array(micros, pa.int64(), mask=missing).cast(TIMESTAMP)
-

@@ -38,7 +38,11 @@ WIDTH = "one store holds one width: pass vectors of width {}, or open another st
         ),
         ([[1.0, np.nan], [1.0, 2.0]], InvalidInput, f"has NaN or infinity in row 0; {FINITE}"),
         ([[1.0, 0.0], [-np.inf, 2.0]], InvalidInput, f"has NaN or infinity in row 1; {FINITE}"),
-        (None, InvalidInput, f"has dtype object; {CONVERT}"),
+        (
+            None,
+            InvalidInput,
+            "is None (NoneType); it must hold real numbers (float or integer): leave out what has none",
+        ),
         ([["0.1", "0.2"], ["0.3", "0.4"]], InvalidInput, f"has dtype <U3; {CONVERT}"),
         (np.ones((2, 2), dtype=complex), InvalidInput, f"has dtype complex128; {CONVERT}"),
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,48 @@ EMBEDDER = StaticEmbedder()
 def test_name_width_and_fingerprint():
     assert EMBEDDER.name == "static"
     assert EMBEDDER.dim == 256
-    assert EMBEDDER.fingerprint == f"static/wordllama-{metadata.version('wordllama')}/l2_supercat/256/1"
+    assert re.fullmatch("static/l2_supercat/256/[0-9a-f]{8}/1", EMBEDDER.fingerprint)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")
+@pytest.mark.parametrize(
+    "file", ["", "weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json"]
+)
+def test_the_fingerprint_is_that_of_the_files_and_not_of_the_release(python, tmp_path, file):
+    """A wordllama of another version with the same files makes the same vectors; one changed byte makes others."""
+    link_packages(tmp_path)
+    copy = tmp_path / "wordllama"
+    shutil.copytree(Path(find_spec("wordllama").origin).parent, copy)
+    (tmp_path / "wordllama-99.0.dist-info").mkdir()
+    (tmp_path / "wordllama-99.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: wordllama\nVersion: 99.0\n"
+    )
+    if file:
+        data = bytearray((copy / file).read_bytes())
+        data[len(data) // 2] ^= 1
+        (copy / file).write_bytes(data)
+    code = """
+        from importlib.metadata import version
+        from memcore.embed import StaticEmbedder
+        print(version("wordllama"), StaticEmbedder().fingerprint, StaticEmbedder().fingerprint)
+    """
+    version, first, second = python(code, options=["-S"], env={**os.environ, "PYTHONPATH": str(tmp_path)}).split()
+    assert version == "99.0"
+    assert first == second
+    assert (first == EMBEDDER.fingerprint) is not bool(file)
+
+
+def test_the_checksum_is_taken_once_a_process_and_not_before_it_is_asked_for(python):
+    code = """
+        from memcore.embed import static
+        taken, crc32 = [], static.crc32
+        static.crc32 = lambda data, start: taken.append(len(data)) or crc32(data, start)
+        embedders = [static.StaticEmbedder(), static.StaticEmbedder()]
+        assert taken == []
+        assert len({embedder.fingerprint for embedder in embedders}) == 1
+        assert len(taken) == 2 and min(taken) > 1_000_000, taken
+    """
+    python(code)
 
 
 def test_a_lower_case_text_with_single_spaces_is_as_wordllama_embeds_it(python):
@@ -179,6 +222,7 @@ def test_each_word_counts_however_long_the_text():
     assert np.abs(a - b).max() < 2e-6
 
 
+USES = ["StaticEmbedder().fingerprint", "StaticEmbedder().embed(['a'])"]
 MISSING = (
     "the static embedder needs the package wordllama, {how}: pip install wordllama, or pass embedder='hashed', which "
     "needs no model"
@@ -186,18 +230,19 @@ MISSING = (
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")
-@pytest.mark.parametrize("use", ["StaticEmbedder().fingerprint", "StaticEmbedder().embed(['a'])"])
+@pytest.mark.parametrize("use", USES)
 def test_without_wordllama_the_error_says_what_to_install(python, tmp_path, use):
     link_packages(tmp_path)
     assert fault(python, tmp_path, use) == MISSING.format(how="which is not installed")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")
-def test_without_its_weights_the_error_names_the_file(python, tmp_path):
+@pytest.mark.parametrize("use", USES)
+def test_without_its_weights_the_error_names_the_file(python, tmp_path, use):
     link_packages(tmp_path)
     (tmp_path / "wordllama").mkdir()
     (tmp_path / "wordllama" / "__init__.py").touch()
-    assert fault(python, tmp_path, "StaticEmbedder().embed(['a'])") == MISSING.format(
+    assert fault(python, tmp_path, use) == MISSING.format(
         how="whose installed version comes without l2_supercat_256.safetensors"
     )
 

@@ -1,0 +1,224 @@
+"""The oracle: slow, obvious twins of memcore's kernels and of recall, in plain Python and NumPy, believed at sight.
+
+A twin says what a kernel must return, not how. Everything is float64 unless a function says otherwise; times, `now`
+too, are int64 µs since the epoch, `decay_rate` is per hour, and vectors are float32 rows, L2-normalised or all zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+# Vectors
+
+
+def unit(vector: Any) -> F32:
+    """A float32 vector of norm 1, or all zero."""
+    wide = np.asarray(vector, dtype=np.float64)
+    peak = np.abs(wide).max(initial=0)
+    if peak == 0:
+        return np.zeros(wide.shape, dtype=np.float32)
+    wide = wide / peak  # squares of very small numbers are 0
+    return (wide / np.sqrt((wide * wide).sum())).astype(np.float32)
+
+
+def dot(row: F32, query: F32) -> float:
+    """The dot product, with one rounding at the end."""
+    return math.fsum(float(a) * float(b) for a, b in zip(row, query, strict=True))
+
+
+def dot64(row: F32, query: F32) -> float:
+    """The dot product, added in the order that memcore promises: four running sums, these in pairs, then the rest."""
+    products = [float(a) * float(b) for a, b in zip(row, query, strict=True)]
+    whole = len(products) - len(products) % 4
+    sums = [0.0, 0.0, 0.0, 0.0]
+    for j in range(whole):
+        sums[j % 4] += products[j]
+    total = (sums[0] + sums[1]) + (sums[2] + sums[3])
+    for product in products[whole:]:
+        total += product
+    return total
+
+
+def cosines(vectors: F32, rows: Iterable[int], query: F32) -> F64:
+    return np.array([dot64(vectors[row], query) for row in rows])
+
+
+# Codes
+
+
+def quantise(row: F32) -> tuple[npt.NDArray[np.int8], float, float]:
+    """The codes of a row, -127 … 127, the number that one of them stands for, and the norm of what they miss."""
+    largest = float(np.abs(row).max(initial=0))
+    if largest < 1e-30:
+        return np.zeros(row.size, dtype=np.int8), 0.0, norm(row)
+    one = largest / 127
+    codes = np.rint(row.astype(np.float64) / one)
+    return codes.astype(np.int8), one, norm(row - codes * one)
+
+
+def query_codes(query: F32) -> tuple[npt.NDArray[np.int16], float, float]:
+    """The same for a query, with 16 bits, as many steps as leave the sum of products with int8 codes within 32 bits."""
+    largest = float(np.abs(query).max(initial=0))
+    if largest == 0:
+        return np.zeros(query.size, dtype=np.int16), 0.0, 0.0
+    step = largest / min(8000.0, (2**31 - 1) / (128 * query.size))
+    codes = np.rint(query.astype(np.float64) / step)
+    return codes.astype(np.int16), step, norm(query - codes * step)
+
+
+def code_dots(codes: npt.NDArray[np.int8], query: npt.NDArray[np.int16]) -> list[int]:
+    return [sum(int(a) * int(b) for a, b in zip(row, query, strict=True)) for row in codes]
+
+
+def norm(vector: npt.NDArray[Any]) -> float:
+    return math.sqrt(math.fsum(float(x) * float(x) for x in vector))
+
+
+# The score
+
+
+def recency(event_time: int, now: int, decay_rate: float) -> float:
+    """exp(-lambda * age in hours); what is still to come has age 0."""
+    age_hours = max(int(now) - int(event_time), 0) / 3_600_000_000
+    return math.exp(-decay_rate * age_hours)
+
+
+def known_terms(
+    event_time: I64,
+    importance: F32,
+    allowed: npt.NDArray[np.uint8],
+    now: int,
+    decay_rate: float,
+    beta: float,
+    gamma: float,
+) -> F64:
+    """The part of each row's score that needs no vector; minus infinity for a row that is not allowed."""
+    terms = [
+        beta * recency(int(t), now, decay_rate) + gamma * float(i) for t, i in zip(event_time, importance, strict=True)
+    ]
+    return np.array([term if not allowed.size or allowed[row] else -math.inf for row, term in enumerate(terms)])
+
+
+def score(
+    cosine: float, event_time: int, importance: float, now: int, decay_rate: float, weights: Sequence[float]
+) -> float:
+    """alpha * cosine + beta * exp(-lambda * age) + gamma * importance, added from left to right."""
+    alpha, beta, gamma = weights
+    return alpha * cosine + beta * recency(event_time, now, decay_rate) + gamma * float(importance)
+
+
+# The order of results
+
+
+class Entry(NamedTuple):
+    """A row that is a candidate: what it is ranked by, and its number."""
+
+    score: float
+    event_time: int
+    id_hi: int
+    id_lo: int
+    row: int
+
+
+def rank(entry: Entry) -> tuple[float, int, int, int]:
+    """What to sort by: higher score first, then newer event time, then lower id."""
+    return (-entry.score, -entry.event_time, entry.id_hi, entry.id_lo)
+
+
+def before(a: Entry, b: Entry) -> bool:
+    return rank(a) < rank(b)
+
+
+def best(entries: Iterable[Entry], k: int) -> list[Entry]:
+    return sorted(entries, key=rank)[:k]
+
+
+# A scan of rows
+
+
+class Chunk(NamedTuple):
+    """Rows as columns: float32 `(n, d)`, int64, float32, two halves of unique ids, uint64; `allowed` `(0,)` is all."""
+
+    vectors: F32
+    event_time: I64
+    importance: F32
+    id_hi: npt.NDArray[np.uint64]
+    id_lo: npt.NDArray[np.uint64]
+    allowed: npt.NDArray[np.uint8]
+
+
+def scan(
+    chunk: Chunk,
+    query: F32,
+    k: int,
+    weights: Sequence[float],
+    now: int,
+    decay_rate: float,
+    min_similarity: float = -math.inf,
+    min_score: float = -math.inf,
+) -> list[Entry]:
+    """The k best rows: every row that is allowed is scored, then all are sorted."""
+    entries = []
+    for row in range(len(chunk.vectors)):
+        if chunk.allowed.size and not chunk.allowed[row]:
+            continue
+        cosine = dot64(chunk.vectors[row], query)
+        event_time = int(chunk.event_time[row])
+        total = score(cosine, event_time, float(chunk.importance[row]), now, decay_rate, weights)
+        if cosine >= min_similarity and total >= min_score:
+            entries.append(Entry(total, event_time, int(chunk.id_hi[row]), int(chunk.id_lo[row]), row))
+    return best(entries, k)
+
+
+# Recall
+
+
+class Answer(NamedTuple):
+    id: str
+    total_score: float
+    semantic_similarity: float
+
+
+def micros(time: datetime) -> int:
+    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def recall(
+    records: Iterable[Any],
+    query: F32 | None,
+    *,
+    k: int = 5,
+    now: int,
+    weights: Sequence[float] = (0.5, 0.3, 0.2),
+    decay_rate: float = 0.01,
+    kinds: Sequence[str] = ("episodic", "semantic"),
+    where: Callable[[Any], bool] = lambda record: True,
+    min_similarity: float = -math.inf,
+    min_score: float = -math.inf,
+) -> list[Answer]:
+    """What recall must answer from these records (objects with the columns of a record as attributes).
+
+    Without a vector, a record's or the query's, similarity is 0. Importance counts as the float32 that is kept.
+    """
+    found = []
+    for record in records:
+        if record.kind not in kinds or not where(record):
+            continue
+        similarity = 0.0 if query is None or record.vector is None else dot64(record.vector, query)
+        event_time = micros(record.event_time)
+        total = score(similarity, event_time, np.float32(record.importance), now, decay_rate, weights)
+        if similarity >= min_similarity and total >= min_score:
+            hi, lo = int(record.id.replace("-", "")[:16], 16), int(record.id.replace("-", "")[16:], 16)
+            found.append((Entry(total, event_time, hi, lo, 0), Answer(record.id, total, similarity)))
+    return [answer for _, answer in sorted(found, key=lambda pair: rank(pair[0]))][:k]

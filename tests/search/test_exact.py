@@ -1,0 +1,285 @@
+"""recall and recall_many against the oracle: the same ids in the same order, and the same scores to the last bit."""
+
+import contextlib
+import itertools
+import math
+import uuid
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import drawn
+import memcore
+import naive
+from drawn import NOW
+from memcore.search import exact
+from memcore.store import segment
+from memcore_kernels.decay import BLOCK
+
+# How many threads, from how many rows on they and the codes are used, and from how many queries on one pass is made.
+ROUTES = {
+    "as it comes": {"THREADS": exact.THREADS},
+    "one thread": {"THREADS": 1, "CODED_ROWS": 10**9},
+    "one thread, codes": {"THREADS": 1, "CODED_ROWS": 1},
+    "two threads": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 10**9},
+    "two threads, codes": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 1},
+    "batches": {"FEW": 1},
+    "batches in shares, hardly a spare candidate": {"FEW": 1, "MOST": 2, "SPARE": 0},
+}
+SECONDS = NOW / 1e6
+
+
+@contextlib.contextmanager
+def route(name, rows_a_segment=16):
+    """On this route, in segments of so many rows: all but the last are sealed and have codes."""
+    with mock.patch.multiple(exact, **ROUTES[name]), mock.patch.object(segment, "ROWS", rows_a_segment):
+        yield
+
+
+def stored(chunk, order=None, kinds=("episodic",), without_vector=()):
+    """A store of the chunk's rows, inserted in this order. Row r is of kind r, cyclically, and its metadata.n is r."""
+    mem = memcore.open(embedder=None)
+    rows = range(len(chunk.vectors)) if order is None else order
+    items = [
+        {
+            "content": f"row {r}",
+            "vector": None if r in without_vector else chunk.vectors[r],
+            "event_time": int(chunk.event_time[r]) / 1e6,
+            "importance": float(chunk.importance[r]),
+            "id": str(uuid.UUID(int=int(chunk.id_hi[r]) << 64 | int(chunk.id_lo[r]))),
+            "kind": kinds[r % len(kinds)],
+            "metadata": {"n": int(r)},
+        }
+        for r in rows
+    ]
+    if items:
+        mem.remember_many(items, now=SECONDS)
+    return mem
+
+
+def told(hits):
+    return [naive.Answer(hit.id, hit.total_score, hit.semantic_similarity) for hit in hits]
+
+
+@st.composite
+def asked(draw, most=60):
+    """A chunk whose times survive the way through seconds, queries, and how they are asked."""
+    chunk = draw(drawn.chunks(st.integers(0, most), st.integers(1, 24) | st.sampled_from((63, 256))))
+    chunk = chunk._replace(event_time=np.maximum(chunk.event_time, -(6 * 10**16)) // 10**6 * 10**6)
+    queries = [naive.unit(draw(drawn.queries(chunk.vectors))) for _ in range(draw(st.integers(1, 4)))]
+    terms = {
+        "k": draw(st.sampled_from((0, 1, 5, 10, len(chunk.vectors), len(chunk.vectors) + 3))),
+        "weights": draw(drawn.weights()),
+        "decay_rate": draw(st.sampled_from(drawn.RATES)),
+    }
+    if draw(st.booleans()):
+        terms["min_similarity"] = draw(st.sampled_from((-1.0, 0.0, 0.5, 1.0)))
+    return chunk, queries, terms
+
+
+def answers(mem, query, terms, **more):
+    return naive.recall(mem.list(kinds=memcore.KINDS, now=SECONDS), query, now=NOW, **terms, **more)
+
+
+@pytest.mark.parametrize("name", ROUTES)
+@settings(max_examples=60, deadline=None)
+@given(case=asked(), data=st.data())
+def test_recall_is_the_oracles(name, case, data):
+    chunk, queries, terms = case
+    n = len(chunk.vectors)
+    without = set(data.draw(st.lists(st.integers(0, max(n - 1, 0)), max_size=3)))
+    with route(name):
+        mem = stored(chunk, kinds=("episodic", "semantic", "procedural"), without_vector=without)
+        expected = [answers(mem, query, terms) for query in queries]
+        if expected[0] and data.draw(st.booleans()):  # a minimum that the last hit just meets
+            terms = {**terms, "min_score": expected[0][-1].total_score}
+            expected = [answers(mem, query, terms) for query in queries]
+        assert [told(mem.recall(vector=query, now=SECONDS, **terms)) for query in queries] == expected
+        assert list(map(told, mem.recall_many(vectors=np.stack(queries), now=SECONDS, **terms))) == expected
+        free = {name: value for name, value in terms.items() if name != "min_similarity"}
+        assert told(mem.recall(now=SECONDS, **free)) == answers(mem, None, free)
+    for query, hits in zip(queries, expected, strict=True):
+        for hit in hits:
+            record = mem.get(hit.id, now=SECONDS)
+            plain = 0.0 if record.vector is None else float(record.vector.astype(float) @ query.astype(float))
+            assert abs(hit.semantic_similarity - plain) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ROUTES)
+@settings(max_examples=30, deadline=None)
+@given(case=asked(), data=st.data())
+def test_the_order_of_insertion_changes_nothing(name, case, data):
+    chunk, queries, terms = case
+    order = data.draw(st.permutations(range(len(chunk.vectors))))
+    with route(name, data.draw(st.sampled_from((7, 16, 100)))):
+        mem = stored(chunk, order)
+        expected = answers(mem, queries[0], terms)
+        assert told(mem.recall(vector=queries[0], now=SECONDS, **terms)) == expected
+        batch = mem.recall_many(vectors=np.stack([queries[0]] * 3), now=SECONDS, **terms)
+        assert list(map(told, batch)) == [expected] * 3
+
+
+@pytest.mark.parametrize("name", ROUTES)
+@settings(max_examples=30, deadline=None)
+@given(case=asked(), data=st.data())
+def test_filters_leave_exactly_the_rows_that_pass(name, case, data):
+    chunk, queries, terms = case
+    wanted = data.draw(st.integers(0, 60))
+    kinds = data.draw(st.sampled_from((("episodic",), ("semantic", "procedural"), memcore.KINDS)))
+    with route(name):
+        mem = stored(chunk, kinds=("episodic", "semantic", "procedural"))
+        gone = data.draw(st.sets(st.integers(0, max(len(chunk.vectors) - 1, 0)), max_size=5))
+        mem.forget([record.id for record in mem.list(now=SECONDS) if record.metadata["n"] in gone], now=SECONDS)
+        for where, test in (
+            ({"metadata.n": wanted}, lambda record: record.metadata["n"] == wanted),
+            (None, lambda record: True),
+        ):
+            expected = [answers(mem, query, terms, kinds=kinds, where=test) for query in queries]
+            found = [mem.recall(vector=q, now=SECONDS, kinds=kinds, where=where, **terms) for q in queries]
+            assert list(map(told, found)) == expected
+            batch = mem.recall_many(vectors=np.stack(queries), now=SECONDS, kinds=kinds, where=where, **terms)
+            assert list(map(told, batch)) == expected
+
+
+def crowd(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    return naive.Chunk(
+        drawn.unit_rows(rng, n, d, "normal"),
+        (NOW - np.sort(rng.integers(0, 2000 * drawn.HOUR, n))[::-1]) // 10**6 * 10**6,
+        rng.random(n).astype(np.float32),
+        np.zeros(n, np.uint64),
+        np.arange(n, dtype=np.uint64),
+        np.empty(0, np.uint8),
+    )
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (1.0, 0.0, 0.0), (0.2, 0.8, 0.0)])
+@pytest.mark.parametrize("name", ROUTES)
+def test_several_blocks_in_several_segments(name, shares):
+    chunk = crowd(3 * BLOCK + 5, 5)
+    queries = drawn.unit_rows(np.random.default_rng(1), 3, 5, "normal")
+    terms = {"k": 7, "weights": shares}
+    with route(name, BLOCK + 100):
+        mem = stored(chunk)
+        expected = [answers(mem, query, terms) for query in queries]
+        assert [told(mem.recall(vector=query, now=SECONDS, **terms)) for query in queries] == expected
+        assert list(map(told, mem.recall_many(vectors=queries, now=SECONDS, **terms))) == expected
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_crowd_of_equal_rows_is_ranked_by_time_then_id(name):
+    """More equal scores than a batch has spare candidates for."""
+    chunk = crowd(300, 8)._replace(importance=np.full(300, 0.5, np.float32))
+    chunk.vectors[:] = chunk.vectors[0]
+    chunk.event_time[:] = NOW + (np.arange(300) % 3) * 10**6  # to come: recency is 1 for all
+    with route(name):
+        mem = stored(chunk, np.random.default_rng(2).permutation(300))
+        expected = answers(mem, chunk.vectors[0], {"k": 20})
+        assert [hit.id for hit in expected] == sorted(hit.id for hit in expected)
+        assert told(mem.recall(vector=chunk.vectors[0], now=SECONDS, k=20)) == expected
+        for hits in mem.recall_many(vectors=[chunk.vectors[0]] * 6, now=SECONDS, k=20):
+            assert told(hits) == expected
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_scores_closer_than_float32_can_tell(name):
+    """Sixty rows within 1e-7 of each other: float32 alone would rank them by chance."""
+    rng = np.random.default_rng(3)
+    chunk = crowd(200, 16)
+    near = chunk.vectors[0].astype(np.float64) + rng.normal(0, 1e-7, (60, 16))
+    chunk.vectors[100:160] = [naive.unit(row) for row in near]
+    chunk.event_time[:] = NOW
+    chunk.importance[:] = 0
+    with route(name):
+        mem = stored(chunk)
+        expected = answers(mem, chunk.vectors[0], {"k": 40})
+        assert len({hit.total_score for hit in expected}) > 30
+        assert told(mem.recall(vector=chunk.vectors[0], now=SECONDS, k=40)) == expected
+        for hits in mem.recall_many(vectors=[chunk.vectors[0]] * 6, now=SECONDS, k=40):
+            assert told(hits) == expected
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 10])
+def test_fewer_than_k_come_only_where_fewer_match(k):
+    mem = stored(crowd(3, 4))
+    query = np.eye(4, dtype=np.float32)[0]
+    assert len(mem.recall(vector=query, k=k, now=SECONDS)) == min(k, 3)
+    assert len(mem.recall_many(vectors=[query] * 9, k=k, now=SECONDS)[8]) == min(k, 3)
+    assert len(mem.recall(vector=query, k=k, where={"metadata.n": 1}, now=SECONDS)) == min(k, 1)
+
+
+def test_an_empty_store_answers_nothing():
+    mem = memcore.open(embedder=None)
+    assert len(mem.recall(vector=[1.0, 0.0], k=5)) == 0
+    assert [len(hits) for hits in mem.recall_many(vectors=[[1.0, 0.0]] * 8)] == [0] * 8
+    assert len(mem.recall(k=5)) == 0
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_query_of_zeros_is_like_nothing(name):
+    chunk = crowd(40, 4)
+    zero = np.zeros(4, dtype=np.float32)
+    with route(name):
+        mem = stored(chunk)
+        for terms in ({}, {"min_similarity": 0.0}, {"min_similarity": -1.0}):
+            expected = answers(mem, None, {"k": 9})
+            assert told(mem.recall(vector=zero, k=9, now=SECONDS, **terms)) == expected
+            assert told(mem.recall_many(vectors=[zero] * 7, k=9, now=SECONDS, **terms)[6]) == expected
+        assert len(mem.recall(vector=zero, k=9, now=SECONDS, min_similarity=0.1)) == 0
+        assert len(mem.recall_many(vectors=[zero] * 7, k=9, now=SECONDS, min_similarity=0.1)[6]) == 0
+
+
+def test_more_queries_than_one_pass_takes():
+    chunk = crowd(70, 4)
+    queries = drawn.unit_rows(np.random.default_rng(5), 50, 4, "normal")
+    with mock.patch.object(exact, "MOST", 7):
+        mem = stored(chunk)
+        found = mem.recall_many(vectors=queries, now=SECONDS)
+        assert list(map(told, found)) == [answers(mem, query, {}) for query in queries]
+
+
+def test_the_batch_in_memory_is_bounded():
+    chunk = crowd(2 * BLOCK, 4)
+    mem = stored(chunk)
+    shapes, product = [], np.matmul
+
+    def seen(*arguments, **named):
+        shapes.append(named["out"].nbytes)
+        return product(*arguments, **named)
+
+    queries = drawn.unit_rows(np.random.default_rng(6), exact.MOST + 10, 4, "normal")
+    with mock.patch.object(np, "matmul", seen):
+        mem.recall_many(vectors=queries, k=1, now=SECONDS)
+    assert max(shapes) <= exact.BATCH_BYTES
+    assert len(shapes) >= 3
+
+
+def test_the_plan_is_told():
+    mem = stored(crowd(100, 4))
+    query = np.eye(4, dtype=np.float32)[0]
+    plain = mem.recall(vector=query, k=3, now=SECONDS).explain()
+    assert (plain["plan"], plain["rows"], plain["passed_filter"]) == ("exact scan, 1 thread", 100, 100)
+    assert 3 <= plain["scored_exactly"] <= plain["vectors_read"] <= 100
+    assert plain["codes_read"] == 0
+    with route("two threads, codes"):
+        mem = stored(crowd(100, 4))
+        told_ = mem.recall(vector=query, k=3, where={"metadata.n": 5}, now=SECONDS).explain()
+        assert (told_["plan"], told_["rows"], told_["passed_filter"]) == ("exact scan, 2 threads", 100, 1)
+        assert mem.recall(vector=query, k=3, now=SECONDS).explain()["codes_read"] > 0
+    many = stored(crowd(100, 4)).recall_many(vectors=[query] * exact.FEW, k=3, now=SECONDS)
+    assert many[0].explain()["plan"] == "batched product"
+
+
+def test_terms_at_the_ends_of_their_ranges():
+    chunk = crowd(50, 4)
+    query = np.eye(4, dtype=np.float32)[0]
+    mem = stored(chunk)
+    for shares, rate in itertools.product(drawn.WEIGHTS, (0.0, 5e-324, 1e-300, 1e18, 1e300)):
+        terms = {"k": 50, "weights": shares, "decay_rate": rate}
+        expected = answers(mem, query, terms)
+        assert all(math.isfinite(hit.total_score) for hit in expected)
+        assert told(mem.recall(vector=query, now=SECONDS, **terms)) == expected
+        assert told(mem.recall_many(vectors=[query] * 6, now=SECONDS, **terms)[0]) == expected
