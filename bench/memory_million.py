@@ -1,8 +1,8 @@
 """How much memory do a million memories take? `python -m bench.memory_million [ROWS]`, in a process of its own.
 
-Rows with 256-d vectors and a short text each are remembered in Arrow batches of 50,000, then recalled once, which makes the
-int8 codes that a scan reads. Told is the growth of the process's resident memory over that of an empty store after a warm-up,
-in all and for each row, beside what `stats()` counts. The limit is 1.5 GB at a million rows.
+Rows with 256-d vectors and a short text each are remembered in Arrow batches of 50,000, then recalled once, which makes
+the int8 codes that a scan reads. Told is the growth of the process's resident memory over that of an empty store after
+a warm-up, in all and for each row, beside what `stats()` counts. The limit is 1.5 GB at a million rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def batches(rows: int) -> Iterator[pa.Table]:
         vectors = rng.standard_normal((n, DIM), dtype=np.float32)
         yield pa.table(
             {
-                "content": [f"event {i}: web{i % 97:02} answered {i % 5}xx after {i % 3000} ms" for i in range(start, start + n)],
+                "content": [
+                    f"event {i}: web{i % 97:02} answered {i % 5}xx after {i % 3000} ms" for i in range(start, start + n)
+                ],
                 "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), DIM),
                 "importance": rng.random(n, dtype=np.float32),
                 "event_time": pa.array(

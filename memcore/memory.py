@@ -640,11 +640,11 @@ class Scope:
         snapshot = self._engine.catalog.snapshot(self._name)
         return snapshot, snapshot.positions_under(text) if name is None else snapshot.positions_with({name})
 
-    def _counts(self, scopes: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    def _counts(self, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
         catalog, standing, versions = self._engine.catalog, np.zeros(len(KINDS), dtype=np.int64), 0
         with catalog.lock:
-            snapshots = [catalog.snapshot(scope) for scope in scopes]
-            held = sum(part.segment.nbytes() for snapshot in snapshots for part in snapshot.parts)
+            snapshots = [catalog.snapshot(name) for name in names]
+            held = sum(catalog.partitions[name].nbytes() for name in names if name in catalog.partitions)
         for snapshot in snapshots:
             versions += len(snapshot.positions(snapshot.masks(self._every(superseded=True))))
             for part, mask in zip(snapshot.parts, snapshot.masks(self._every()), strict=True):

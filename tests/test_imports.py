@@ -119,9 +119,9 @@ def test_a_write_loads_no_compiler():
     script = (
         "import memcore\nmem = memcore.open(embedder=None)\nops = mem.scope('t')\n"
         "first = ops.remember('x', vector=[1.0, 0.0], metadata={'n': 1})\nops.remember_many(['y', 'z'])\n"
-        "ops.update(first.id, content='w'), ops.get(first.id), ops.list(where={'metadata.n': 1}), ops.history(id=first.id)\n"
-        "ops.forget(first.id), ops.working().add('user', 'hello'), ops.end_session(), mem.stats()\n"
-        "memcore.Hit, memcore.Recall"
+        "ops.update(first.id, content='w'), ops.get(first.id), ops.list(where={'metadata.n': 1}), "
+        "ops.history(id=first.id)\nops.forget(first.id), ops.working().add('user', 'hello'), ops.end_session(), "
+        "mem.stats()\nmemcore.Hit, memcore.Recall"
     )
     assert run(script + SHOW) == "['numpy', 'pyarrow']"
     assert "numba" in run(script + "\nops.recall(k=1)" + SHOW)
@@ -130,7 +130,7 @@ def test_a_write_loads_no_compiler():
 def test_every_public_name_is_there():
     script = (
         "import memcore\nfrom memcore import *\n"
-        "print([name for name in memcore.__all__ if name not in globals() or globals()[name] is not getattr(memcore, name)])"
+        "print([n for n in memcore.__all__ if n not in globals() or globals()[n] is not getattr(memcore, n)])"
     )
     assert run(script) == "[]"
     assert set(memcore.__all__) <= set(dir(memcore))

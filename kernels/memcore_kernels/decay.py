@@ -22,7 +22,7 @@ _LANES = 16
 @exact_kernel
 def recency(event_time: int, now: int, decay_rate: float) -> float:
     """exp(-lambda * age). `event_time` and `now` in µs, `decay_rate` per hour; a future event has age 0. Float64."""
-    return math.exp(-decay_rate * (max(now - event_time, 0) / HOUR))
+    return math.exp(-decay_rate * (float(max(now - event_time, 0)) / HOUR))
 
 
 @kernel

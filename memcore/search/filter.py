@@ -21,6 +21,7 @@ import math
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, reduce
 from numbers import Integral
 from operator import and_
@@ -160,7 +161,7 @@ def _names(expression: pc.Expression) -> tuple[str, ...]:
 
 
 def _lacking(expression: pc.Expression, names: tuple[str, ...]) -> str | None:
-    """A column that an expression reads beside these. It shows when the types of the metadata keys before it are right."""
+    """A column that an expression reads beside these. It shows once the types of those before it are right."""
     kinds = [tuple(_TYPES.values()) if name.startswith(_METADATA) else (_type(name),) for name in names]
     for types in itertools.product(*kinds):
         fault = _fault(expression, dict(zip(names, types, strict=True)))
@@ -212,8 +213,8 @@ def _choices(expression: pc.Expression, key: str) -> tuple[int, ...]:
     kinds = {_IS_IN.get(name, _WHOLE) for name in asked}
     if len(kinds) > 1:
         raise InvalidInput(
-            f"where ({expression}) cannot be evaluated: it compares metadata.{key} with values of several types; compare "
-            "each column with a value of its type"
+            f"where ({expression}) cannot be evaluated: it compares metadata.{key} with values of several types; "
+            "compare each column with a value of its type"
         )
     return tuple(kinds)
 
@@ -311,20 +312,20 @@ def _fault(expression: pc.Expression, schema: Mapping[str, pa.DataType]) -> Inva
 
 
 def _evaluated(expression: pc.Expression, table: pa.Table) -> Bools:
-    """An expression over rows. Arrow compares whole numbers with 0.5 as float32 and refuses those above 2^24: then again
-    as float64."""
+    """An expression over rows; once more with floats for whole numbers if those cannot be compared as they are.
+
+    Arrow compares whole numbers with 0.5 as float32, and refuses to where one is above 2^24.
+    """
     try:
         return _evaluate(expression, table)
-    except InvalidInput:
-        floats = [pa.float64() if pa.types.is_integer(field.type) else field.type for field in table.schema]
-        if floats == table.schema.types:
+    except InvalidInput as fault:
+        types = [pa.float64() if pa.types.is_integer(kind) else kind for kind in table.schema.types]
+        if types == table.schema.types:
             raise
-        wider = table.cast(pa.schema(list(zip(table.column_names, floats, strict=True))), safe=False)
-        try:
-            return _evaluate(expression, wider)
-        except InvalidInput:
-            pass
-        raise
+        with suppress(InvalidInput):
+            wider = pa.schema(list(zip(table.column_names, types, strict=True)))
+            return _evaluate(expression, table.cast(wider, safe=False))
+        raise fault
 
 
 def _evaluate(expression: pc.Expression, table: pa.Table) -> Bools:

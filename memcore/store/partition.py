@@ -7,7 +7,8 @@ the catalog does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ UPSERTED = (KINDS.index("semantic"), KINDS.index("procedural"))  # the kinds who
 _SWEEP_SHARE = (
     4  # a segment is rewritten once a quarter of its rows is forgotten: at most 4 rows copied a forgotten row
 )
+
+_ENTRY_BYTES = 160  # of a key's text and its list of seqs, about, beside the index itself
 
 Conversation = tuple[int, int]  # the codes of a session and a role
 
@@ -99,6 +102,12 @@ class Partition:
     def live(self) -> int:
         """The row versions that are not forgotten."""
         return sum(segment.n - segment.forgotten for segment in self.segments)
+
+    def nbytes(self) -> int:
+        """Bytes of the rows and of what finds them by key."""
+        indexes: tuple[Sized, ...] = (self.keys, self.retries, self.lapsed, self.held, self.fallen)
+        found = sum(sys.getsizeof(index) for index in indexes) + _ENTRY_BYTES * (len(self.keys) + len(self.retries))
+        return sum(segment.nbytes() for segment in self.segments) + found
 
     # Writing
 

@@ -31,7 +31,7 @@ from memcore.errors import EmbedderMismatch, FormatTooNew, InvalidInput, Memcore
 from memcore.schema import COLUMNS, FORMAT_VERSION, TIMESTAMP, decimal, record_schema
 from memcore.store.catalog import Catalog, taken
 from memcore.store.partition import WORKING
-from memcore.store.restore import LAST, Rows, restore
+from memcore.store.restore import LAST, Rows, Vectors, restore
 from memcore.store.segment import FIXED, TEXTS, Columns
 from memcore.store.snapshot import Selection, Snapshot
 
@@ -226,7 +226,7 @@ class Import:
     header: Header
     columns: list[Columns] = field(default_factory=list)
     names: list[dict[str, list[str]]] = field(default_factory=list)
-    vectors: list[F32] = field(default_factory=list)
+    vectors: Vectors = field(default_factory=Vectors)
     new: list[tuple[Columns, dict[str, list[str]]]] = field(default_factory=list)
     shared: dict[str, str] = field(default_factory=dict)  # one object for each session, role … rather than one a row
     rows: int = 0
@@ -322,10 +322,8 @@ def _take_in(told: Import, source: Path, batch: _Batch, now: int, embed: Embed |
     new = np.flatnonzero(~(whole | given.explicit))
     told.rows += batch.n
     if len(kept):
-        part = taken(columns, kept)
-        told.vectors.append(np.zeros((len(kept), 0), np.float32) if vectors is None else part["vector"])
-        del part["vector"]
-        told.columns.append(part)
+        told.vectors.add(len(kept), vectors if vectors is None or not len(new) else vectors[kept])
+        told.columns.append(taken({**columns, "vector": None}, kept))
         told.names.append({name: [texts[row] for row in kept] for name, texts in names.items()})
     if len(new):
         told.new.append((taken(columns, new), {name: [texts[row] for row in new] for name, texts in names.items()}))
@@ -480,9 +478,10 @@ def _open_parquet(source: Path) -> tuple[Header, Iterator[_Batch]]:
     def batches() -> Iterator[_Batch]:
         begun = 0
         try:
-            for batch in file.iter_batches(_BATCH):
-                yield _parquet_batch(source, pa.Table.from_batches([batch]), begun)
-                begun += batch.num_rows
+            for group in range(file.num_row_groups):  # asked for all of them, Arrow reads the whole file ahead
+                for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                    yield _parquet_batch(source, pa.Table.from_batches([batch]), begun)
+                    begun += batch.num_rows
         except (pa.ArrowException, OSError) as fault:
             raise StoreCorrupt(
                 f"{source} cannot be read after row {begun} ({_reason(fault)}); nothing was imported: use another copy"

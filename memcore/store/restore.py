@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memcore.store.catalog import Catalog, Name, taken
 from memcore.store.partition import UPSERTED, WORKING, Partition
-from memcore.store.segment import Columns
+from memcore.store.segment import ROWS, Columns
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -23,17 +23,61 @@ LAST = int(np.iinfo(np.int64).max)  # the seq of a row whose file tells none: af
 _CHUNK = 8192
 
 
+class Vectors:
+    """float32 rows, gathered in blocks and then taken once each; a block is let go with the last row that is expected.
+
+    So a large import holds its vectors about once. At 256 dimensions a block is so large that malloc gives it back to
+    the system by itself; in the pieces that a file is read in, 2 KB a row stayed with the process after the import.
+    """
+
+    def __init__(self) -> None:
+        self.dim = 0
+        self._rows = 0
+        self._blocks: list[F32 | None] = []  # of ROWS rows, the last one partly filled; None where no row has a vector
+        self._left: I64 = np.empty(0, dtype=np.int64)
+
+    def add(self, n: int, vectors: F32 | None) -> None:
+        """`n` more rows; None: all without a vector."""
+        if vectors is not None:
+            self.dim = vectors.shape[1]
+        for start in range(self._rows // ROWS * ROWS, self._rows + n, ROWS):
+            if start // ROWS == len(self._blocks):
+                self._blocks.append(None)
+            first, last = max(start, self._rows), min(start + ROWS, self._rows + n)
+            if vectors is not None and first < last:
+                block = self._blocks[start // ROWS]
+                if block is None:
+                    block = self._blocks[start // ROWS] = np.zeros((ROWS, self.dim), dtype=np.float32)
+                block[first - start : last - start] = vectors[first - self._rows : last - self._rows]
+        self._rows += n
+
+    def expect(self, places: I64) -> None:
+        """The rows that will be taken; others are not."""
+        self._left = np.bincount(places // ROWS, minlength=len(self._blocks))
+
+    def take(self, places: I64, dim: int) -> F32:
+        out = np.zeros((len(places), dim), dtype=np.float32)
+        for i in np.unique(places // ROWS).tolist():
+            mine, block = places // ROWS == i, self._blocks[i]
+            if block is not None:
+                out[mine] = block[places[mine] % ROWS]
+            self._left[i] -= np.count_nonzero(mine)
+            if not self._left[i]:
+                self._blocks[i] = None
+        return out
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows to restore, in the file's order.
 
     `columns` lacks the vectors and the codes of `names` (session, role, source, tenant and project: a name a row);
-    `superseded_seq` is 1 where `superseded_at` counts. `vectors` are `(n, d)` in as many pieces as they came in.
+    `superseded_seq` is 1 where `superseded_at` counts.
     """
 
     columns: Columns
     names: Mapping[str, Sequence[str]]
-    vectors: Sequence[F32]
+    vectors: Vectors
 
 
 def restore(catalog: Catalog, rows: Rows) -> int:
@@ -55,11 +99,12 @@ def restore(catalog: Catalog, rows: Rows) -> int:
     seqs = c["seq"][every]
     if catalog.seq or seqs[0] < 1 or seqs[-1] == LAST or not (np.diff(seqs) > 0).all():
         c["seq"][every] = np.arange(catalog.seq + 1, catalog.seq + 1 + len(every))
-    if width := max(piece.shape[1] for piece in rows.vectors):
-        catalog.settle_dim(width)
+    if rows.vectors.dim:
+        catalog.settle_dim(rows.vectors.dim)
     catalog.encode(c, rows.names)
+    rows.vectors.expect(every)
     for scope, places in new.items():
-        _add(catalog, catalog.partition(scope), rows, places)
+        _add(catalog.partition(scope), rows.columns, places, rows.vectors)
     catalog.seq = int(c["seq"][every[-1]])
     catalog.changes += 1
     return len(every)
@@ -93,13 +138,12 @@ def _unknown(partition: Partition | None, columns: Columns, places: I64) -> I64:
     return np.array(unknown, dtype=np.int64)
 
 
-def _add(catalog: Catalog, partition: Partition, rows: Rows, places: I64) -> None:
-    c = rows.columns
+def _add(partition: Partition, c: Columns, places: I64, vectors: Vectors) -> None:
     last = _settle_versions(c, places)
     replaced = _settle_keys(partition, c, places)
     for start in range(0, len(places), _CHUNK):
         chunk = places[start : start + _CHUNK]
-        partition.append({**taken(c, chunk), "vector": _vectors_at(rows.vectors, chunk, catalog.dim)}, len(chunk))
+        partition.append({**taken(c, chunk), "vector": vectors.take(chunk, partition.dim)}, len(chunk))
     for old, by, at in replaced:
         partition.supersede(old, by, at)
         partition.lapse(old)
@@ -154,15 +198,3 @@ def _settle_keys(partition: Partition, columns: Columns, places: I64) -> list[tu
         else:
             replaced.append((old.get("seq"), int(columns["seq"][place]), ingested))
     return replaced
-
-
-def _vectors_at(vectors: Sequence[F32], places: I64, dim: int) -> F32:
-    """The vectors at rising or other places, counted through the pieces."""
-    out = np.zeros((len(places), dim), dtype=np.float32)
-    starts = np.cumsum([0, *map(len, vectors)])
-    pieces = np.searchsorted(starts, places, side="right") - 1
-    for i in np.unique(pieces).tolist():
-        mine = pieces == i
-        if vectors[i].shape[1]:
-            out[mine] = vectors[i][places[mine] - starts[i]]
-    return out

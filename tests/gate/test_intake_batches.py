@@ -201,6 +201,23 @@ def test_the_first_faulty_row_and_its_first_fault_are_told_with_the_count(refuse
     refused(lambda ops: ops.remember_many([" ", None]), f"row 0: {BLANK}. Nothing was stored: 2 of 2 rows are refused")
 
 
+def test_of_several_faults_of_a_row_the_first_is_told(ops):
+    rows = [
+        {"content": " ", "kind": "fact", "importance": 7, "tenant_id": "rival", "vector": [1]},
+        {"content": "x", "importance": 7, "tenant_id": "rival", "vector": [1]},
+        {"content": "x", "tenant_id": "rival", "vector": [1]},
+        {"kind": "fact", "vector": [1]},
+        {"host": 1, "kind": "fact"},
+    ]
+    assert ops.remember_many(rows, on_invalid="skip").faults == {
+        0: BLANK,
+        1: "importance is 7; it must be in [0, 1]: divide a rating of 1 to 10 by 10",
+        2: OUTSIDE.format("tenant_id", "rival", "acme"),
+        3: MISSING,
+        4: UNKNOWN.format("'host'"),
+    }
+
+
 def test_a_skipped_row_leaves_no_trace(mem):
     """Not its width, its key, its id, its retry key, nor its session."""
     faulty = {

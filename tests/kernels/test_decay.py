@@ -37,6 +37,7 @@ def test_recency_by_hand():
     assert decay.recency(NOW + HOUR, NOW, 0.01) == 1
     assert decay.recency(NOW - 10**17, NOW, 0.0) == 1
     assert decay.recency(NOW - 10**17, NOW, 1e300) == 0
+    assert decay.recency(np.int64(NOW - 10**17), NOW, 1e300) == 0  # nor a warning of an overflow, in plain Python
 
 
 @drawn.thorough(300)

@@ -102,9 +102,7 @@ def test_remember_many_of_nothing_is_nothing(mem, ops, rows):
 
 
 def test_seqs_follow_the_order_of_commits_over_all_scopes(mem):
-    seqs = []
-    for tenant in ("a", "b", "a", "b"):
-        seqs.append(mem.scope(tenant).remember("x").seq)
+    seqs = [mem.scope(tenant).remember("x").seq for tenant in ("a", "b", "a", "b")]
     ids = mem.scope("a").remember_many(["y", "z"])
     seqs += [mem.scope("a").get(id).seq for id in ids]
     assert seqs == [1, 2, 3, 4, 5, 6]
@@ -360,8 +358,8 @@ def test_an_explicit_id_and_a_key_must_mean_the_same_memory(ops):
     with pytest.raises(memcore.InvalidInput) as raised:
         ops.remember("C", kind="semantic", key="k", id=OTHER)
     assert str(raised.value) == (
-        f"id is {OTHER} and the key 'k' names the memory {ID}; a key names one memory: leave id out to make its next version, "
-        "or use another key"
+        f"id is {OTHER} and the key 'k' names the memory {ID}; a key names one memory: leave id out to make its next "
+        "version, or use another key"
     )
     assert [(r.id, r.content) for r in ops.list()] == [(first.id, "B")]
 
@@ -391,7 +389,7 @@ def test_case_F9_any_thread_may_call(tmp_path):
     def work(worker: int) -> None:
         ops = mem.scope("t", "p", f"s{worker}")
         for i in range(20):
-            record = ops.remember(f"worker {worker} row {i}")
+            ops.remember(f"worker {worker} row {i}")
             assert ops.recall(f"worker {worker}", k=1)
             ops.forget(ops.remember("soon gone").id)
         forgotten.append(f"s{worker}")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import memcore
 
 AWKWARD = (
-    "acme", "acme-corp", "acm", "ACME", "a_b", "a-b", "a%b", "%", "_", "*", "[a-z]", "\\", "D'Arcy", "Darcy", '"', "' OR 1=1 --",
-    "caf\u00e9", "cafe\u0301", " acme", "acme ", "acme\t", "acme\u200b", "None", "null", "0", "..", "a/b", "a\nb", "ﬁ", "fi",
-    "İ", "i", "ß", "ss", "🦉", "x" * 512,
+    "acme", "acme-corp", "acm", "ACME", "a_b", "a-b", "a%b", "%", "_", "*", "[a-z]", "\\", "D'Arcy", "Darcy", '"',
+    "' OR 1=1 --", "caf\u00e9", "cafe\u0301", " acme", "acme ", "acme\t", "acme\u200b", "None", "null", "0", "..",
+    "a/b", "a\nb", "ﬁ", "fi", "İ", "i", "ß", "ss", "🦉", "x" * 512,
 )  # fmt: skip
 
 ids = st.sampled_from(AWKWARD) | st.text(min_size=1, max_size=8).filter(lambda t: storable(t))
@@ -164,7 +164,8 @@ def test_a_retry_in_another_session_is_another_message():
     one, two = mem.scope("t", "p", "s1"), mem.scope("t", "p", "s2")
     first = one.remember("hello", idempotency_key="message 1")
     second = two.remember("hi", idempotency_key="message 1")
-    assert second.id != first.id and second.content == "hi"
+    assert second.id != first.id
+    assert second.content == "hi"
     assert one.remember("hello", idempotency_key="message 1").id == first.id
     assert mem.scope("t", "p", "s1", "critic").remember("hm", idempotency_key="message 1").id not in (
         first.id,
@@ -311,8 +312,8 @@ def test_case_B3_the_error_says_how_to_empty_a_scope():
     with pytest.raises(memcore.InvalidInput) as raised:
         memcore.open(embedder=None).forget()
     assert str(raised.value) == (
-        "forget got nothing to go by; pass ids, where=, kinds=, older_than_days= or max_access=, or everything=True to empty "
-        "this scope"
+        "forget got nothing to go by; pass ids, where=, kinds=, older_than_days= or max_access=, or everything=True to "
+        "empty this scope"
     )
 
 

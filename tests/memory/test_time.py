@@ -1,4 +1,6 @@
-"""What was known when: as_of, history, expiry, clocks that stand still or go backwards, and how often a memory was read."""
+"""What was known when: as_of, history, expiry, clocks that stand still or go backwards, and how often a memory was
+read.
+"""
 
 from __future__ import annotations
 
@@ -181,8 +183,8 @@ def test_case_D3_the_host_zone_makes_no_difference():
         "tokyo = d.timezone(d.timedelta(hours=9))\n"
         "mem = memcore.open(embedder=None)\n"
         "mem.remember('x', expires_at=d.datetime(2031, 5, 11, tzinfo=tokyo), now=0)\n"
-        "print([len(mem.list(now=d.datetime(2031, 5, day, hour, 30, tzinfo=tokyo))) for day, hour in ((10, 23), (11, 0))])\n"
-        "try:\n    mem.remember('y', expires_at=d.datetime(2031, 5, 10))\n"
+        "print([len(mem.list(now=d.datetime(2031, 5, day, hour, 30, tzinfo=tokyo))) for day, hour in ((10, 23), (11, "
+        "0))])\ntry:\n    mem.remember('y', expires_at=d.datetime(2031, 5, 10))\n"
         "except memcore.InvalidInput as fault:\n    print('naive datetime' in str(fault))\n"
     )
     shown = {

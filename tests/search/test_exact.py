@@ -283,3 +283,24 @@ def test_terms_at_the_ends_of_their_ranges():
         assert all(math.isfinite(hit.total_score) for hit in expected)
         assert told(mem.recall(vector=query, now=SECONDS, **terms)) == expected
         assert told(mem.recall_many(vectors=[query] * 6, now=SECONDS, **terms)[0]) == expected
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_candidates_that_a_minimum_bars_make_no_room_for_themselves(name):
+    """Sixty rows score well, but are below the minimum by less than float32 can tell; those to find are behind them."""
+    query = naive.unit([1.0, 0.0])
+    like, less = naive.unit([0.6, 0.8]), naive.unit([0.6 - 1e-7, 0.8])
+    least = naive.dot64(like, query)
+    assert least - 3e-7 < naive.dot64(less, query) < least
+    chunk = crowd(80, 2)
+    chunk.vectors[:60], chunk.vectors[60:] = less, like
+    chunk.event_time[:] = NOW
+    chunk.importance[:60], chunk.importance[60:], chunk.importance[70] = 0.9, 0.0, 1.0
+    terms = {"k": 5, "min_similarity": least}
+    with route(name):
+        mem = stored(chunk)
+        expected = answers(mem, query, terms)
+        assert len(expected) == 5
+        assert told(mem.recall(vector=query, now=SECONDS, **terms)) == expected
+        for hits in mem.recall_many(vectors=[query] * 6, now=SECONDS, **terms):
+            assert told(hits) == expected

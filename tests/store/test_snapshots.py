@@ -1,4 +1,6 @@
-"""Readers in threads beside a writer: what one call sees is one moment of the store, whatever the writer does meanwhile."""
+"""Readers in threads beside a writer: what one call sees is one moment of the store, whatever the writer does
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ def test_a_batch_is_seen_whole_or_not_at_all(tmp_path):
         path = tmp_path / f"{threading.get_ident()}.jsonl"
         rows = mem.export(path)
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert rows == len(lines) - 1 and rows % 10 == 0
+        assert rows == len(lines) - 1
+        assert rows % 10 == 0
 
     with Crew(listed, filtered, recalled, exported):
         for i in range(150):
@@ -135,7 +138,9 @@ def test_a_key_is_seen_exactly_once_at_any_moment():
     def got() -> None:
         for key in KEYS:
             record = ops.get(key=key)
-            assert record is not None and record.content.startswith(key) and record.superseded_at is None
+            assert record is not None
+            assert record.content.startswith(key)
+            assert record.superseded_at is None
             versions = [r.version for r in ops.history(key)]
             assert versions == list(range(1, len(versions) + 1))
             assert [r.superseded_at is None for r in ops.history(key)].count(True) == 1
@@ -160,7 +165,8 @@ def test_a_forgotten_memory_is_gone_from_every_later_call():
         assert not before & {record.id for record in ops.list()}
         assert not before & {record.id for record in ops.list(as_of=FAR)}
         for id in list(before)[-3:]:
-            assert ops.get(id) is None and len(ops.history(id=id)) == 0
+            assert ops.get(id) is None
+            assert len(ops.history(id=id)) == 0
 
     with Crew(absent, absent):
         for i in range(200):
@@ -283,7 +289,8 @@ def test_a_superseded_row_that_is_forgotten_does_not_come_back_in_an_earlier_sna
     ops.forget(id, now=3)
     for as_of in (None, 5_000_000):
         seen = contents(snapshot, as_of=as_of)
-        assert "new" in seen and "old" not in seen
+        assert "new" in seen
+        assert "old" not in seen
     assert "old" in contents(snapshot, as_of=1_500_000)
 
 
@@ -366,4 +373,5 @@ def test_columns_that_kernels_read_have_one_form():
     ops.remember_many(pa.table({"content": ["x"] * 40, "importance": [0.5] * 40}), now=0)  # the same in every row
     for part in taken(mem).parts:
         for name in ("vector", "event_time", "importance", "id_hi", "id_lo"):
-            assert part.columns[name].flags.c_contiguous and not part.columns[name].flags.writeable
+            assert part.columns[name].flags.c_contiguous
+            assert not part.columns[name].flags.writeable

@@ -115,7 +115,7 @@ class Store(RuleBasedStateMachine):
         try:
             (row,) = self.model.commit(where, [modelled], self.now, remembered)
         except Conflict:
-            with pytest.raises(memcore.InvalidInput, match="in use here|a key names one memory"):
+            with pytest.raises(memcore.InvalidInput, match=r"in use here|a key names one memory"):
                 self.scope(where).remember(**asked)
             return where, given["id"]
         assert columns(made[0]) == row.columns(where)
@@ -128,7 +128,7 @@ class Store(RuleBasedStateMachine):
         try:
             self.model.commit(where, modelled, self.now, lambda: list(self.scope(where).remember_many(asked)))
         except Conflict:
-            with pytest.raises(memcore.InvalidInput, match="in use here|a key names one memory"):
+            with pytest.raises(memcore.InvalidInput, match=r"in use here|a key names one memory"):
                 self.scope(where).remember_many(asked)
 
     @rule(

@@ -1,0 +1,290 @@
+"""Segments and partitions by themselves: growth, sealing, columns of one value, texts, sweeping and joining, bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import memcore
+from memcore.store import segment
+from memcore.store.catalog import columns_of
+from memcore.store.partition import Partition
+from memcore.store.segment import FIXED, MUTABLE, NO_CODES, SPARSE, TEXTS, Segment, zeros
+
+
+def rows(n: int, start: int = 0, dim: int = 2, **columns: Any) -> dict[str, Any]:
+    made = columns_of(n)
+    made["seq"][:] = np.arange(start + 1, start + 1 + n)
+    made["id_hi"][:] = 7
+    made["id_lo"][:] = np.arange(start + 1, start + 1 + n)
+    made["version"][:] = 1
+    made["kind"][:] = 1
+    made["content"] = [f"row {i}" for i in range(start, start + n)]
+    made["vector"] = np.arange(n * dim, dtype=np.float32).reshape(n, dim)
+    return {**made, **columns}
+
+
+def filled(*batches: dict[str, Any], dim: int = 2) -> Segment:
+    made = Segment(dim)
+    for batch in batches:
+        assert made.append(batch, 0, len(batch["content"])) == len(batch["content"])
+    return made
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("sizes", [[1], [1] * 20, [3, 17, 1], [100], [5, 200, 5]], ids=str)
+def test_what_is_appended_is_read_back(sizes, sealed):
+    made, batches, start = Segment(2), [], 0
+    rng = np.random.default_rng(sum(sizes))
+    for n in sizes:
+        batch = rows(n, start)
+        for name in ("importance", "event_time", "expires_at", "session", "level", "confidence", "tokens"):
+            batch[name] = rng.integers(0, 3, n).astype(FIXED[name])
+        batch["key"] = [None if i % 2 else f"k{i}" for i in range(n)]
+        batches.append(batch)
+        made.append(batch, 0, n)
+        start += n
+    if sealed:
+        made.seal()
+    view = made.view()
+    assert view.n == start
+    for name in (*FIXED, "vector"):
+        assert np.array_equal(view.columns[name], np.concatenate([b[name] for b in batches])), name
+        assert view.columns[name].dtype == (np.float32 if name == "vector" else np.dtype(FIXED[name]))
+        assert not view.columns[name].flags.writeable
+    for name in TEXTS:
+        every = [text for b in batches for text in b[name]]
+        assert view.texts_at(name, range(start)).to_pylist() == every
+        assert [view.text(name, row) for row in range(start)] == every
+    back = made.batch(np.arange(start))
+    for name in (*FIXED, "vector"):
+        assert np.array_equal(back[name], view.columns[name])
+
+
+def test_appending_is_amortised():
+    """No table is rebuilt on each append: rows are copied a few times at most, whatever the number of appends."""
+    made, copied = Segment(2), 0
+    for i in range(2000):
+        before = made._room
+        made.append(rows(1, i), 0, 1)
+        copied += made.n - 1 if made._room != before else 0
+    assert copied < 2 * 2000
+
+
+def test_a_full_segment_takes_no_more(monkeypatch):
+    monkeypatch.setattr(segment, "ROWS", 8)
+    made = Segment(2)
+    assert made.append(rows(20), 3, 20) == 11
+    assert (made.full, made.n) == (True, 8)
+
+
+def test_texts_are_bounded_too(monkeypatch):
+    monkeypatch.setattr(segment, "TEXT_BYTES", 100)
+    made = Segment(2)
+    long = rows(5, content=["x" * 30] * 5, metadata=["y" * 10, None, None, "y" * 20, None], key=["k" * 5] * 5)
+    assert made.append(long, 0, 5) == 3  # 45 + 35 + 35 reaches 100
+    assert made.full
+    partition = Partition(2)
+    partition.append(long, 5)
+    assert [s.n for s in partition.segments] == [3, 2]
+
+
+def test_a_column_of_one_value_takes_its_bytes_once():
+    batch = rows(1000)
+    batch["session"][:] = 5
+    batch["confidence"][:] = 0.5
+    batch["ingested_at"][:] = 10**15
+    batch["importance"][:] = 0.5
+    batch["level"][:] = np.arange(1000) % 2
+    made = filled(batch)
+    before = made.nbytes()
+    made.seal()
+    assert (made.view().columns["session"] == 5).all()
+    assert made.nbytes() < before - 1000 * 20
+    assert made.view().columns["importance"].strides == (4,)  # kernels read it
+    assert made.view().columns["level"].strides == (2,)
+
+
+def test_columns_that_are_all_zero_take_nothing():
+    made = filled(rows(1000))
+    for name in SPARSE:
+        assert name not in made._arrays
+        assert made.view().zero(name)
+    held = made.nbytes()
+    made.set("access_count", 3, 0)
+    assert made.nbytes() == held
+    made.set("access_count", 3, 2)
+    assert made.nbytes() == held + 4000
+    assert (made.get("access_count", 3), made.get("access_count", 4), made.get("last_access", 3)) == (2, 0, 0)
+    assert not made.view().zero("access_count")
+
+
+@pytest.mark.parametrize("name", MUTABLE)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_marks_can_be_set_after_sealing_too(name, sealed):
+    made = filled(rows(20))
+    if sealed:
+        made.seal()
+    before = made.view()
+    made.set(name, 7, 5)
+    assert made.view().columns[name].tolist() == [0] * 7 + [5] + [0] * 12
+    assert before.columns[name].tolist() == [0] * 20  # a view that had no such column keeps none
+    later = made.view()
+    made.set(name, 8, 6)
+    assert later.columns[name].tolist()[7:9] == [5, 6]  # and one that had it shares it
+
+
+def test_zeros_are_read_only_and_free():
+    made = zeros("seq", 10**9)
+    assert made.shape == (10**9,)
+    with pytest.raises(ValueError, match="read-only"):
+        made[0] = 1
+
+
+def test_rows_are_found_by_id():
+    batch = rows(50)
+    batch["id_hi"][:] = np.arange(50) % 3
+    batch["id_lo"][:] = np.arange(50) // 6
+    made = filled(batch)
+    for sealed in (False, True):
+        if sealed:
+            made.seal()
+        for hi in range(4):
+            for lo in range(10):
+                same = [i for i in range(50) if (i % 3, i // 6) == (hi, lo)]
+                assert made.view().rows_of(hi, lo).tolist() == same
+        for many in (2, 3, 5, 40):
+            names = {(i % 4, i // 4) for i in range(many)}
+            same = [i for i in range(50) if (i % 3, i // 6) in names]
+            assert made.view().rows_with(names).tolist() == same
+        assert made.view().rows_with(set()).tolist() == []
+
+
+def test_seqs_are_found():
+    batch = rows(20)
+    batch["seq"][:] = np.arange(20) * 3 + 1
+    made = filled(batch)
+    assert [made.row_of(seq) for seq in (1, 4, 58, 0, 2, 59, 100)] == [0, 1, 19, None, None, None, None]
+
+
+def test_a_tail_has_no_codes_and_a_sealed_segment_has():
+    made = filled(rows(20))
+    assert made.codes() is NO_CODES
+    made.seal()
+    codes, scale, missed = made.codes()
+    assert (codes.shape, scale.shape, missed.shape) == ((20, 2), (20,), (20,))
+    assert made.codes()[0] is codes
+    assert not codes.flags.writeable
+    without = filled(rows(20, dim=0), dim=0)
+    without.seal()
+    assert without.codes() is NO_CODES
+    without.widen(3)
+    assert without.view().columns["vector"].tolist() == [[0.0] * 3] * 20
+    assert without.codes()[0].shape == (20, 3)
+
+
+# Partitions
+
+
+def forgotten(partition: Partition, seqs: list[int], seq: int = 10**6) -> None:
+    partition.forget({partition.ref(s).name for s in seqs}, seq)
+
+
+def left(partition: Partition) -> list[int]:
+    return [int(s) for part in partition.segments for s in part.view().columns["seq"]]
+
+
+def test_a_segment_is_rewritten_when_a_quarter_is_forgotten(monkeypatch):
+    monkeypatch.setattr(segment, "ROWS", 16)
+    partition = Partition(2)
+    partition.append(rows(32), 32)
+    first = partition.segments[0]
+    forgotten(partition, [1, 2, 3])
+    assert partition.segments[0] is first
+    forgotten(partition, [4])
+    assert partition.segments[0] is not first
+    assert left(partition) == list(range(5, 33))
+    assert [s.n for s in partition.segments] == [12, 16]
+    assert partition.ref(32).text("content") == "row 31"
+    assert partition.live() == 28
+
+
+def test_small_segments_are_joined_and_empty_ones_dropped(monkeypatch):
+    monkeypatch.setattr(segment, "ROWS", 16)
+    partition = Partition(2)
+    partition.append(rows(70), 70)
+    assert [s.n for s in partition.segments] == [16, 16, 16, 16, 6]
+    forgotten(partition, list(range(1, 17)))
+    assert [s.n for s in partition.segments] == [16, 16, 16, 6]
+    forgotten(partition, [*range(18, 33), *range(34, 49)])
+    assert [s.n for s in partition.segments] == [2, 16, 6]
+    assert left(partition) == [17, 33, *range(49, 71)]
+    forgotten(partition, list(range(49, 60)))
+    assert [s.n for s in partition.segments] == [7, 6]
+    assert [s.sealed for s in partition.segments] == [True, False]
+    forgotten(partition, [66, 67, 68, 69])
+    assert (left(partition), partition.segments[-1].sealed) == ([17, 33, *range(60, 66), 70], False)
+
+
+def test_joining_minds_the_texts(monkeypatch):
+    monkeypatch.setattr(segment, "ROWS", 16)
+    monkeypatch.setattr(segment, "TEXT_BYTES", 200)
+    partition = Partition(2)
+    partition.append(rows(32, content=["x" * 10] * 32), 32)
+    forgotten(partition, [*range(1, 10), *range(17, 26)])
+    assert [s.n for s in partition.segments] == [7, 7]
+
+
+def test_forgetting_everything_again_and_again_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(segment, "ROWS", 16)
+    partition = Partition(2)
+    for cycle in range(50):
+        partition.append(rows(40, 40 * cycle), 40)
+        forgotten(partition, list(range(40 * cycle + 1, 40 * cycle + 41)))
+        assert partition.segments == ()
+
+
+def test_random_appends_and_forgettings_stay_within_bounds(monkeypatch):
+    monkeypatch.setattr(segment, "ROWS", 32)
+    rng, partition, held, seq = np.random.default_rng(3), Partition(2), [], 0
+    for _ in range(400):
+        n = int(rng.integers(1, 40))
+        partition.append(rows(n, seq), n)
+        held += range(seq + 1, seq + n + 1)
+        seq += n
+        gone = [s for s in held if rng.random() < 0.3]
+        forgotten(partition, gone)
+        held = [s for s in held if s not in set(gone)]
+        seen = [s for s in left(partition) if not partition.ref(s).get("forgotten_seq")]
+        assert seen == held
+        assert partition.live() == len(held)
+        assert len(left(partition)) <= len(held) * 4 / 3 + 1
+        assert len(partition.segments) <= 2 + len(held) / 8  # two neighbours that fill less than half are joined
+
+
+# Bytes
+
+
+def test_a_hundred_thousand_rows_take_what_they_must():
+    """bench/memory_million.py measures a million, by the process's resident memory."""
+    mem = memcore.open(embedder=None)
+    rng = np.random.default_rng(0)
+    for start in range(0, 100_000, 25_000):
+        mem.remember_many(
+            pa.table(
+                {
+                    "content": [
+                        f"event {i}: web{i % 97:02} answered in {i % 3000} ms" for i in range(start, start + 25_000)
+                    ],
+                    "vector": pa.FixedSizeListArray.from_arrays(
+                        pa.array(rng.standard_normal(25_000 * 256, dtype=np.float32)), 256
+                    ),
+                }
+            )
+        )
+    assert mem.stats()["bytes_in_memory"] < 1_150 * 100_000
+    mem.recall(vector=rng.standard_normal(256))
+    assert mem.stats()["bytes_in_memory"] < 1_420 * 100_000
