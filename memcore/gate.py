@@ -377,8 +377,11 @@ def _rescale(wide: npt.NDArray[np.float64], norms: npt.NDArray[np.float64]) -> t
 
 
 def _numbers(value: object, what: str, *, by_row: bool = False) -> npt.NDArray[Any]:
-    """The array that NumPy makes of a value, a copy only where it must be one; of a list `by_row`, each row by itself, since
-    NumPy would bring all rows to one type first and so take booleans, bytes and masked numbers among others for numbers."""
+    """The array that NumPy makes of a value, copied only if need be.
+
+    Of a list `by_row`, each row by itself: NumPy would bring all rows to one type first, and so take booleans, bytes
+    and masked numbers among others for numbers.
+    """
     if isinstance(value, (bytes, bytearray)) or (isinstance(value, memoryview) and value.format in ("b", "B", "c")):
         raise InvalidInput(_BYTES.format(what=what, got=shown(value)))
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):

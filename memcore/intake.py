@@ -184,8 +184,8 @@ def _metadata(value: object, what: str) -> str | None:
             value = json.loads(value)
         except (ValueError, RecursionError) as fault:
             raise InvalidInput(
-                f"{what} is {gate.brief(str(value))}, which is not JSON ({gate.first_line(fault)}); a text column of it holds a JSON "
-                "object a row"
+                f"{what} is {gate.brief(str(value))}, which is not JSON ({gate.first_line(fault)}); a text column of "
+                "it holds a JSON object a row"
             ) from None
     return gate.metadata(value, what)
 
@@ -243,7 +243,8 @@ def _arrow_fields(data: Any) -> tuple[int, dict[str, Any], dict[int, MemcoreErro
         table = data if isinstance(data, pa.Table) else pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as fault:
         raise InvalidInput(
-            f"remember_many got {gate.shown(data)}, which Arrow does not read as a table ({gate.first_line(fault)}); {_WHAT}"
+            f"remember_many got {gate.shown(data)}, which Arrow does not read as a table ({gate.first_line(fault)}); "
+            f"{_WHAT}"
         ) from fault
     names = table.column_names
     if strange := _strange(names):
@@ -303,11 +304,12 @@ def arrow_values(name: str, column: pa.ChunkedArray) -> Any:
                 return [None if text is None else JsonText(text) for text in column.to_pylist()]
             return column.to_pylist(maps_as_pydicts="strict")
         return column.to_pylist()
+    except MemcoreError:
+        raise
     except (pa.ArrowException, KeyError, ValueError, OverflowError) as fault:
-        if isinstance(fault, MemcoreError):
-            raise
         raise InvalidInput(
-            f"column {name!r} of type {kind} cannot be read ({gate.first_line(fault)}); cast it to a type that Python has"
+            f"column {name!r} of type {kind} cannot be read ({gate.first_line(fault)}); cast it to a type that Python "
+            "has"
         ) from fault
 
 

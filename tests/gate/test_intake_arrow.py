@@ -329,6 +329,16 @@ def test_faults_are_told_by_row_and_the_good_rows_stored(ops):
     }
 
 
+def test_of_several_faults_of_a_row_the_first_is_told(ops):
+    """Also where the vectors come as one array, in which the rows refused before are checked along."""
+    vectors = pa.array([[1.0, float("nan")], [float("nan"), 1.0], [3.0, 4.0]], PAIR)
+    given = pa.table({"content": [" ", "b", "c"], "vector": vectors})
+    assert ops.remember_many(given, on_invalid="skip").faults == {
+        0: "content is blank (' '); it needs at least one visible character: skip it, or say what it means",
+        1: FINITE.replace("index 1", "index 0"),
+    }
+
+
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
@@ -443,6 +453,17 @@ def test_a_column_that_python_has_no_type_for_is_refused(refused):
     with pytest.raises(InvalidInput) as error:
         memcore.open(embedder=None).remember_many(pa.table({"content": ["x"], "importance": spans}))
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", [pa.date64(), pa.duration("s")])
+def test_what_is_beyond_python_s_types_is_refused(refused, kind):
+    beyond = pa.chunked_array([pa.array([2**62]).view(kind)])
+    with pytest.raises((OverflowError, ValueError)) as python_s:
+        beyond.to_pylist()
+    refused(
+        lambda ops: ops.remember_many(pa.table({"content": ["x"], "importance": beyond})),
+        f"column 'importance' of type {kind} cannot be read ({python_s.value}); cast it to a type that Python has",
+    )
 
 
 def test_a_column_alone_is_no_table(refused):

@@ -84,7 +84,8 @@ assert exact._calls is not None
 child = os.fork()
 if child == 0:
     same = answer(QUERIES[0]) == before and answer(QUERIES[1]) != before
-    os._exit(0 if same else 1)
+    helped = "memcore-scan-1" in [thread.name for thread in __import__("threading").enumerate()]
+    os._exit(0 if same and helped else 1)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
 assert answer(QUERIES[0]) == before

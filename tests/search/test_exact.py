@@ -27,7 +27,7 @@ ROUTES = {
     "two threads": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 10**9},
     "two threads, codes": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 1},
     "batches": {"FEW": 1},
-    "batches in shares, hardly a spare candidate": {"FEW": 1, "MOST": 2, "SPARE": 0},
+    "batches in shares, hardly a spare candidate": {"FEW": 1, "MOST": 2, "SPARE": 0, "BATCH_BYTES": 8 * BLOCK},
 }
 SECONDS = NOW / 1e6
 
@@ -162,8 +162,8 @@ def test_several_blocks_in_several_segments(name, shares):
     chunk = crowd(3 * BLOCK + 5, 5)
     queries = drawn.unit_rows(np.random.default_rng(1), 3, 5, "normal")
     terms = {"k": 7, "weights": shares}
-    with route(name, BLOCK + 100):
-        mem = stored(chunk)
+    with route(name, 2 * BLOCK + 100):
+        mem = stored(chunk, kinds=("episodic", "procedural", "semantic"))
         expected = [answers(mem, query, terms) for query in queries]
         assert [told(mem.recall(vector=query, now=SECONDS, **terms)) for query in queries] == expected
         assert list(map(told, mem.recall_many(vectors=queries, now=SECONDS, **terms))) == expected
@@ -226,7 +226,9 @@ def test_a_query_of_zeros_is_like_nothing(name):
         mem = stored(chunk)
         for terms in ({}, {"min_similarity": 0.0}, {"min_similarity": -1.0}):
             expected = answers(mem, None, {"k": 9})
-            assert told(mem.recall(vector=zero, k=9, now=SECONDS, **terms)) == expected
+            hits = mem.recall(vector=zero, k=9, now=SECONDS, **terms)
+            assert told(hits) == expected
+            assert hits.explain()["vectors_read"] == 0
             assert told(mem.recall_many(vectors=[zero] * 7, k=9, now=SECONDS, **terms)[6]) == expected
         assert len(mem.recall(vector=zero, k=9, now=SECONDS, min_similarity=0.1)) == 0
         assert len(mem.recall_many(vectors=[zero] * 7, k=9, now=SECONDS, min_similarity=0.1)[6]) == 0

@@ -263,7 +263,10 @@ def mem() -> memcore.Memory:
 
 def test_a_held_snapshot_does_not_see_what_is_appended_sealed_updated_or_forgotten(mem):
     ops = mem.scope("t", "p")
+    ops.forget(ops.remember("gone before", now=0).id)
+    gone = ops.remember("gone before, and still in its segment", now=0).id
     ids = ops.remember_many([{"content": str(i), "kind": "semantic", "key": str(i)} for i in range(10)], now=1)
+    ops.forget(gone)
     snapshot, names = taken(mem), [str(i) for i in range(10)]
     ops.remember("3 again", kind="semantic", key="3", now=2)
     ops.update(ids[4], content="4 again", now=3)
