@@ -832,12 +832,14 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
 
     Numba caches kernels on disk, in `NUMBA_CACHE_DIR` where that is set: a second process loads them in a moment.
     """
-    with open(embedder=embedder) as mem:
-        if embedder is None:
-            mem.remember_many([{"content": "warm", "vector": [1.0, 0.0]}, {"content": "up", "vector": [0.0, 1.0]}])
-            mem.recall(vector=[1.0, 0.0])
-            mem.recall_many(vectors=[[1.0, 0.0], [0.0, 1.0]])
-        else:
-            mem.remember_many(["warm", "up"])
-            mem.recall("warm", kinds="episodic")
-            mem.recall_many(["warm", "up"])
+    from memcore import embed
+    from memcore.store.segment import quantised
+
+    if embedder is not None:
+        embed.resolve(embedder).embed(["warm up"])
+    rows = np.eye(2, dtype=np.float32)
+    with open(embedder=None) as mem:
+        mem.remember_many([{"content": "warm up", "vector": row} for row in rows])
+        mem.recall(vector=rows[0])
+        mem.recall_many(vectors=np.tile(rows, (8, 1)))  # enough for the kernels that serve many at once
+    quantised(rows)  # what a recall over a sealed segment asks for first

@@ -259,14 +259,7 @@ class Segment:
             vectors = self._arrays["vector"][: self.n]
             if not self.sealed or not vectors.shape[1]:
                 return NO_CODES
-            from memcore_kernels.codes import quantise
-
-            codes = (np.empty(vectors.shape, np.int8), np.empty(self.n, np.float32), np.empty(self.n, np.float32))
-            vectors.flags.writeable = False
-            quantise(vectors, *codes)
-            for array in codes:
-                array.flags.writeable = False
-            self._codes = codes
+            codes = self._codes = quantised(vectors)
         return codes
 
     def set(self, name: str, row: int, value: int) -> None:
@@ -309,6 +302,20 @@ class Segment:
         texts = sum(int(t.nbytes) for t in held) if self.sealed else self.text_bytes + _STR_BYTES * self.n * len(held)
         codes = sum(array.nbytes for array in self._codes) if self._codes else 0
         return fixed + texts + codes + sum(int(values.nbytes) for values in tuple(self.derived.values()))
+
+
+def quantised(vectors: npt.NDArray[np.float32]) -> Codes:
+    """int8 codes of float32 `(n, d)` rows, their scales and the norms of what they miss."""
+    from memcore_kernels.codes import quantise  # Numba, which writing does without
+
+    n = len(vectors)
+    codes = (np.empty(vectors.shape, np.int8), np.empty(n, np.float32), np.empty(n, np.float32))
+    vectors = vectors.view()
+    vectors.flags.writeable = False
+    quantise(vectors, *codes)
+    for array in codes:
+        array.flags.writeable = False
+    return codes
 
 
 def _cut(name: str, array: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:

@@ -1,0 +1,41 @@
+"""After `memcore.warmup()` nothing is left to compile, whatever is asked."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import importlib, pkgutil
+import numpy as np
+import memcore, memcore_kernels
+
+def compiled():
+    modules = [importlib.import_module(f"memcore_kernels.{m.name}") for m in pkgutil.iter_modules(memcore_kernels.__path__)]
+    return {(m.__name__, name): len(value.signatures) for m in modules for name, value in vars(m).items()
+            if hasattr(value, "signatures")}
+
+memcore.warmup(EMBEDDER)
+before = compiled()
+assert sum(before.values()) > 5, before
+rng = np.random.default_rng(0)
+mem = memcore.open(embedder=None)
+mem.remember_many([{"content": "x", "vector": v} for v in rng.standard_normal((40_000, 8)).astype(np.float32)])
+mem.remember("y", vector=np.ones(8), kind="semantic", key="k", expires_at=2e9)
+mem.recall(vector=np.ones(8), where={"kind": "semantic"})
+mem.recall(vector=np.ones(8), min_similarity=0.1, min_score=0.2, weights=(1, 0, 0))
+mem.recall(k=3)
+mem.recall_many(vectors=rng.standard_normal((20, 8)), k=3, where={"kind": "episodic"})
+text = memcore.open(embedder="hashed")
+text.remember("a deploy failed")
+text.recall("deploy")
+assert compiled() == before, {n: c for n, c in compiled().items() if before[n] != c}
+"""
+
+
+@pytest.mark.parametrize("embedder", ["None", "'hashed'"])
+def test_nothing_is_compiled_after_a_warm_up(embedder):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.replace("EMBEDDER", embedder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
