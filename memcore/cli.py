@@ -62,6 +62,7 @@ class Place:
     session: str | None
     role: str | None
     embedder: str
+    scoped: bool  # whether the command line names a scope
 
     @contextmanager
     def memory(self) -> Iterator[Memory]:
@@ -69,6 +70,12 @@ class Place:
             raise click.UsageError("say where the memory is: memcore --store DIR VERB, or set MEMCORE_STORE")
         with memcore.open(self.store, embedder=self.embedder) as mem:
             yield mem
+
+    @contextmanager
+    def whole(self) -> Iterator[Scope]:
+        """The scope that the command line names, or the whole store if it names none."""
+        with self.memory() as mem:
+            yield mem.scope(self.tenant, self.project, self.session, self.role) if self.scoped else mem
 
     @contextmanager
     def scope(self) -> Iterator[Scope]:
@@ -95,7 +102,14 @@ def main(
     embedder: str,
 ) -> None:
     """The memory of LLM agents: remember, recall, forget, and replay recorded lives."""
-    ctx.obj = Place(store, tenant, project, session, role, embedder)
+    if store is not None and store == Path() and ctx.get_parameter_source("store") is not None:
+        raise InvalidInput("--store is blank; name the store's directory, for the one you are in as ./")
+    scoped = any(_given(ctx, name) for name in ("tenant", "project", "session", "role"))
+    ctx.obj = Place(store, tenant, project, session, role, embedder, scoped)
+
+
+def _given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -216,10 +230,13 @@ def list_(
     """The memories of the scope, in the order they were last written."""
     with place.scope() as scope:
         records = scope.list(
-            kinds=kinds or KINDS, where=_where(where), limit=limit, offset=offset,
+            kinds=kinds or KINDS, where=_where(where), limit=limit + 1 if limit > 0 else limit, offset=offset,
             now=_time(now, "--now"), as_of=_time(as_of, "--as-of"),
         )  # fmt: skip
-    _show(list(records), as_json, lambda: "\n".join(_line(record) for record in records) or "nothing here")
+    shown = records[:limit]
+    if len(records) > len(shown):
+        click.echo(f"memcore: {limit} shown; --offset {offset + limit} goes on", err=True)
+    _show(list(shown), as_json, lambda: "\n".join(_line(record) for record in shown) or "nothing here")
 
 
 @main.command()
@@ -304,8 +321,8 @@ def history(place: Place, key: str | None, id: str | None, kind: str | None, as_
 @as_json
 @click.pass_obj
 def stats(place: Place, as_json: bool) -> None:
-    """Counts and sizes of the whole store."""
-    with place.memory() as mem:
+    """Counts and sizes: of the scope that is named before the verb, or else of the whole store."""
+    with place.whole() as mem:
         counts = mem.stats()
     _show(counts, as_json, lambda: "\n".join(f"{name:16} {_flat(value)}" for name, value in counts.items()))
 
@@ -318,8 +335,8 @@ def stats(place: Place, as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
-    """Write the whole store to PATH: .json, .jsonl or .parquet."""
-    with place.memory() as mem:
+    """Write the scope that is named before the verb, or else the whole store, to PATH: .json, .jsonl or .parquet."""
+    with place.whole() as mem:
         rows = mem.export(path, format_)
     _show({"path": str(path), "rows": rows}, as_json, lambda: f"wrote {rows:,} rows to {path}")
 
@@ -344,7 +361,7 @@ def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> Non
     "--format", "format_", default="auto", show_default=True, help="jsonl, locomo, longmemeval, chat, git, parquet."
 )
 @click.option("--k", "ks", default="5,10,25,50", show_default=True, help="Where recall is measured.")
-@click.option("--embedder", type=click.Choice(EMBEDDERS), default="static", show_default=True)
+@click.option("--embedder", type=click.Choice(EMBEDDERS), help="Default: the one before the verb, or else static.")
 @click.option("--relevance", type=click.Choice(("cosine",)), default="cosine", show_default=True)
 @click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
 @click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
@@ -353,9 +370,11 @@ def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> Non
 @click.option("--store", type=click.Path(path_type=Path), help="Keep the memory in this directory; default RAM.")
 @click.option("--limit", type=int, help="At most so many events a trace.")
 @as_json
+@click.pass_context
 def replay(
-    trace: str, format_: str, ks: str, embedder: str, relevance: str, weights: str | None, decay_rate: str | None,
-    answers: Path | None, report: Path | None, store: Path | None, limit: int | None, as_json: bool,
+    ctx: click.Context, trace: str, format_: str, ks: str, embedder: str | None, relevance: str, weights: str | None,
+    decay_rate: str | None, answers: Path | None, report: Path | None, store: Path | None, limit: int | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Play a recorded TRACE through memcore and report how well and how fast it remembered.
 
@@ -365,6 +384,11 @@ def replay(
 
     if report is not None and report.suffix not in (".md", ".json"):
         raise click.UsageError(f"--report {report}: end the name in .md or .json")
+    _check_outputs(_trace_path(trace), answers, report)
+    place: Place = ctx.obj
+    embedder = embedder or place.embedder
+    if store is None and ctx.parent is not None and _given(ctx.parent, "store"):
+        store = place.store  # not that of MEMCORE_STORE: a replay does not go into one's own memory unasked
     traces = loaders.load(_trace_path(trace), format_, limit=limit)
     settings = runner.Settings(_whole_numbers(ks), relevance, _weights(weights), _rate(decay_rate))
     with memcore.open(store, embedder=embedder) as mem, _progress() as progress:
@@ -374,6 +398,19 @@ def replay(
     if report is not None:
         _write(report, told.to_json() if report.suffix == ".json" else told.to_markdown())
     _out(told.to_json() if as_json else told.to_markdown())
+
+
+def _check_outputs(trace: Path, *outputs: Path | None) -> None:
+    """Before the work begins: what is written must have a place, and must replace neither the trace nor each other."""
+    taken = {trace.absolute()}
+    for path in outputs:
+        if path is None:
+            continue
+        if path.absolute() in taken:
+            raise InvalidInput(f"{path} is named twice, or is the trace itself; write to another file")
+        if not path.absolute().parent.is_dir():
+            raise InvalidInput(f"cannot write {path}: its folder is not there; make it first")
+        taken.add(path.absolute())
 
 
 def _trace_path(name: str) -> Path:
@@ -412,6 +449,8 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 def _content(text: str) -> str:
     if text != "-":
         return text
+    if sys.stdin is None:
+        raise InvalidInput("standard input is closed; give the text as an argument")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as fault:
@@ -433,7 +472,7 @@ def _object(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise InvalidInput(f'--metadata is not JSON ({fault}); pass an object such as {{"host": "web01"}}') from None
     if not isinstance(value, dict):
         raise InvalidInput(f'--metadata is {text!r}; pass a JSON object such as {{"host": "web01"}}')
@@ -450,7 +489,7 @@ def _where(pairs: Sequence[str]) -> dict[str, Any] | None:
             raise InvalidInput(f"--where names {name!r} twice; a column has one value")
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = text
         conditions[name] = value
     return conditions or None
@@ -518,7 +557,7 @@ def _plain(value: Any) -> Any:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     return line if len(line) <= _CUT else line[: _CUT - 1] + "…"
 
 
@@ -543,7 +582,8 @@ def _hit_lines(hits: Any) -> str:
 
 def _record_lines(record: Any) -> str:
     fields = {name: value for name, value in _plain(record).items() if value not in (None, {}) and name != "content"}
-    return "\n".join([record.content, "", *(f"{name:16} {_flat(value)}" for name, value in fields.items())])
+    content = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in record.content)
+    return "\n".join([content, "", *(f"{name:16} {_flat(value)}" for name, value in fields.items())])
 
 
 def _flat(value: Any) -> str:

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from memcore import clock, config, gate
 from memcore.agent.working import CountTokens, make_room
-from memcore.errors import StoreClosed
+from memcore.errors import MemcoreError, StoreClosed
 from memcore.store import portable, saved
-from memcore.store.catalog import Catalog
+from memcore.store.catalog import CLOSED, Catalog
 
 if TYPE_CHECKING:
     from memcore.embed.protocol import Embedder
@@ -56,14 +56,20 @@ class Engine:
         if self.saved is not None:
             self.saved.check_owner()
         if self.closed:
-            raise StoreClosed("the store is closed; open it again with memcore.open")
+            raise StoreClosed(CLOSED)
 
     @contextmanager
     def writing(self) -> Iterator[Catalog]:
         """The catalog under its lock, for one commit. Nothing slow or of the caller's making may run inside."""
         with self.catalog.lock:
             self.check_open()  # again: another thread may have closed it since the verb began
-            yield self.catalog
+            seq, dim = self.catalog.seq, self.catalog.dim
+            try:
+                yield self.catalog
+            except BaseException as fault:  # a signal's handler may raise between any two steps, or memory run out
+                if self.catalog.seq != seq or not isinstance(fault, MemcoreError):
+                    self.catalog.roll_back(seq, dim)
+                raise
 
     def embed(self, texts: Sequence[str], kind: Literal["document", "query"]) -> F32 | None:
         """float32 `(n, dim)`, or None where the store has no embedder. Never called under the lock."""
@@ -128,6 +134,8 @@ class Engine:
         except BaseException:
             self.closed = False
             raise
-        self.catalog.partitions = {}
+        with self.catalog.lock:
+            self.catalog.partitions = {}
+            self.catalog.closed = True
         if self.saved is not None:
             self.saved.release()

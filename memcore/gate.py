@@ -416,7 +416,7 @@ _BYTES = "{what} is {got}, bytes that may be numbers of any width; pass np.fromb
 
 def _from_arrow(value: Any, what: str) -> Any:
     """What Arrow holds as what NumPy reads. Null is refused here, since NumPy would read NaN."""
-    import pyarrow as pa  # it takes 50 ms to import, which an embedder by itself does not need
+    import pyarrow as pa  # here, since embedders by themselves load NumPy and nothing heavier
 
     if isinstance(value, pa.Buffer):
         raise InvalidInput(_BYTES.format(what=what, got=shown(value)))

@@ -19,7 +19,7 @@ from memcore.engine import Engine
 from memcore.errors import InvalidInput, NotFound, VersionConflict
 from memcore.gate import KINDS
 from memcore.schema import Record, Records
-from memcore.search.filter import Where, compile_where
+from memcore.search.filter import All, Where, compile_where
 from memcore.store import portable
 from memcore.store.catalog import Catalog, Commit
 from memcore.store.partition import WORKING, Conversation, Ref
@@ -124,7 +124,8 @@ class Scope:
 
         A semantic or procedural memory with a `key` that is in use becomes the next version of that record; an episodic
         one never replaces another. `event_time` (default `now`) is when it happened. A second call with the same
-        `idempotency_key` stores nothing and returns the first record. `vector` stands in for embedding the text.
+        `idempotency_key`, in the same session and role, stores nothing and returns the first record. `vector` stands in
+        for embedding the text.
         """
         engine = self._engine
         engine.check_open()
@@ -200,7 +201,7 @@ class Scope:
             ("event_time", event_time, lambda v: clock.to_micros(v, "event_time")),
             ("expires_at", expires_at, lambda v: 0 if v is None else intake.expiry(v)),
             ("metadata", metadata, gate.metadata),
-            ("source", source, lambda v: gate.text(v, "source")),
+            ("source", source, lambda v: gate.name(v, "source")),
             ("confidence", confidence, lambda v: gate.unit(v, "confidence")),
             ("untrusted", untrusted, lambda v: gate.flag(v, "untrusted")),
             ("vector", vector, lambda v: gate.vector(v, dim=engine.catalog.dim or None)),
@@ -470,19 +471,6 @@ class Scope:
         self._engine.check_open()
         return Working(self, self._engine.count_tokens)
 
-    def conversation(self, *, now: clock.Instant | None = None) -> builtins.list[Record]:
-        """What the working memory of this scope's session and role holds, in the order it was first written."""
-        engine = self._engine
-        engine.check_open()
-        moment = engine.now(now)
-        with engine.catalog.lock:
-            snapshot = engine.catalog.snapshot(self._name)
-            partition = engine.catalog.partitions.get(self._name)
-            seqs = builtins.list(partition.held.get(self._conversation(), ())) if partition else []
-        selection = Selection(frozenset((WORKING,)), moment)
-        positions = [int(snapshot.positions_of([seq])[0]) for seq in seqs]
-        return [snapshot.record(position) for position in positions if snapshot.sees(position, selection)]
-
     def end_session(self, *, now: clock.Instant | None = None) -> builtins.list[str]:
         """Ends the session of this scope: every working memory, the evicted ones too, becomes episodic. Their ids."""
         engine = self._engine
@@ -527,6 +515,19 @@ class Scope:
         """The codes of the session and role that this scope writes in."""
         catalog = self._engine.catalog
         return catalog.known_code(self.session_id or "default"), catalog.known_code(self.agent_role or "default")
+
+    def _held(self, *, now: clock.Instant | None = None) -> builtins.list[Record]:
+        """What the working memory of this scope's session and role holds, in the order it was first written."""
+        engine = self._engine
+        engine.check_open()
+        moment = engine.now(now)
+        with engine.catalog.lock:
+            snapshot = engine.catalog.snapshot(self._name)
+            partition = engine.catalog.partitions.get(self._name)
+            seqs = builtins.list(partition.held.get(self._conversation(), ())) if partition else []
+        selection = Selection(frozenset((WORKING,)), moment)
+        positions = [int(snapshot.positions_of([seq])[0]) for seq in seqs]
+        return [snapshot.record(position) for position in positions if snapshot.sees(position, selection)]
 
     def _completed(self, taken: intake.Intake) -> intake.Intake:
         """The rows with the vectors that were not given, and the tokens of working memories. Not under the lock."""
@@ -596,7 +597,7 @@ class Scope:
         relevance: object,
         min_similarity: object,
         min_score: object,
-    ) -> tuple[Ask, Selection, Where | None]:
+    ) -> tuple[Ask, Selection, Where | All | None]:
         from memcore.search.exact import Ask
 
         engine = self._engine
@@ -669,7 +670,7 @@ def _conversations(columns: Mapping[str, Any]) -> set[Conversation]:
     }
 
 
-def _masks(snapshot: Snapshot, selection: Selection, condition: Where | None) -> builtins.list[Mask]:
+def _masks(snapshot: Snapshot, selection: Selection, condition: Where | All | None) -> builtins.list[Mask]:
     """What a selection sees of each part and a filter lets through."""
     masks = snapshot.masks(selection)
     if condition is None:

@@ -92,7 +92,7 @@ class Working:
 
     def entries(self, *, now: Any = None) -> list[Record]:
         """The messages it still holds as records, in the order they were first said."""
-        return self._scope.conversation(now=now)
+        return self._scope._held(now=now)
 
     def messages(self, *, now: Any = None) -> list[dict[str, str]]:
         """The messages it still holds, oldest first, in the form chat models take."""

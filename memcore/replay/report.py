@@ -95,7 +95,7 @@ class Report:
             "",
             _row("category", "questions", *(f"R@{k}" for k in found.ks), "MRR", f"nDCG@{NDCG_DEPTH}"),
             _rule(1, len(found.ks) + 3),
-            *(_scores_row(name, scores) for name, scores in found.categories.items()),
+            *(_scores_row(name, scores) for name, scores in found.categories.items() if len(found.categories) > 1),
             _scores_row("**all**", found.overall, escape=False),
         ]
         return lines

@@ -167,7 +167,7 @@ def _ask(life: _Life, question: Question) -> None:
     try:
         hits = life.reader.recall(
             question.question,
-            k=settings.ks[-1],
+            k=max(settings.ks[-1], metrics.NDCG_DEPTH),
             relevance=settings.relevance,
             weights=settings.weights,
             decay_rate=settings.decay_rate,

@@ -22,7 +22,7 @@ import pickle
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, reduce
+from functools import reduce
 from numbers import Integral
 from operator import and_
 from typing import Any
@@ -44,6 +44,7 @@ _ALLOWED = f"{', '.join(FILTERED)} and metadata.<key>"
 _METADATA = "metadata."
 _NO_FIELD = re.compile(r"No match for FieldRef\.(Name|Nested|FieldPath)\((.*)\) in ", re.DOTALL)
 _DECIMALS = {"importance", "confidence"}
+MOST_KEYS = 6  # metadata keys of one expression: six take 0.1 s to compile, and each more four times as long
 _COMPILED = 256  # filters remembered: compiling one takes 0.1 to 1 ms, as long as a small recall
 
 Bools = npt.NDArray[np.bool_]
@@ -82,26 +83,46 @@ class Where:
         return passed
 
 
-def compile_where(value: object) -> Where:
+def compile_where(value: object) -> Where | All:
     """The gate for `where`. Refuses unknown columns, types that cannot be compared, and what is not a filter."""
     if isinstance(value, Mapping):
         if not value:
             raise InvalidInput("where is {}; an empty filter would match everything: leave it out if that is meant")
-        value = reduce(and_, (_equality(name, wanted) for name, wanted in value.items()))
+        return All([_remembered(_equality(name, wanted)) for name, wanted in value.items()])
     if not isinstance(value, pc.Expression):
         raise InvalidInput(
             f"where is {gate.shown(value)}; pass a pyarrow.compute expression such as pc.field('importance') > 0.5, or "
             "a dict of equalities such as {'kind': 'episodic', 'metadata.host': 'web01'}"
         )
+    return _remembered(value)
+
+
+class All:
+    """Conditions that must all hold, each with columns of its own, so that types are found one by one."""
+
+    def __init__(self, conditions: Sequence[Where]) -> None:
+        self._conditions = conditions
+
+    def masks(self, snapshot: Snapshot) -> list[Mask]:
+        """As `Where.masks`."""
+        several = [condition.masks(snapshot) for condition in self._conditions]
+        return [reduce(and_, masks) for masks in zip(*several, strict=True)]
+
+
+_held: dict[bytes, Where] = {}  # what was compiled, by the expression's serialised form
+
+
+def _remembered(expression: pc.Expression) -> Where:
     try:
-        return _remembered(pickle.dumps(value))
+        name = pickle.dumps(expression)
     except pa.ArrowNotImplementedError:  # a reference that is no name: for `_names` to refuse
-        return _compiled(value)
-
-
-@lru_cache(_COMPILED)
-def _remembered(pickled: bytes) -> Where:
-    return _compiled(pickle.loads(pickled))
+        return _compiled(expression)
+    where = _held.get(name)
+    if where is None:
+        if len(_held) >= _COMPILED:
+            _held.clear()
+        where = _held[name] = _compiled(expression)
+    return where
 
 
 def _compiled(expression: pc.Expression) -> Where:
@@ -115,6 +136,7 @@ def _compiled(expression: pc.Expression) -> Where:
 def _equality(name: object, wanted: object) -> pc.Expression:
     if not isinstance(name, str) or (name not in FILTERED and not name.startswith(_METADATA)):
         raise InvalidInput(f"where names {gate.shown(name)}; the columns are {_ALLOWED}")
+    gate.text(name, "a name in where")
     field, what = pc.field(name), f"where[{name!r}]"
     if wanted is None:
         return field.is_null()
@@ -130,7 +152,7 @@ def _equality(name: object, wanted: object) -> pc.Expression:
     if isinstance(wanted, (bool, np.bool_)):
         return field == bool(wanted)
     if isinstance(wanted, str):
-        return field == str(wanted)
+        return field == (gate.text(wanted, what) if wanted.strip() else wanted)  # a blank value may be asked for
     if isinstance(wanted, (Mapping, Sequence)):
         raise InvalidInput(
             f"{what} is {gate.shown(wanted)}; metadata is compared with a text, a number, True, False or None: for one "
@@ -158,6 +180,15 @@ def _names(expression: pc.Expression) -> tuple[str, ...]:
         if name is None:
             return names  # what is wrong with their types is for `_readings` to say
         names = (*names, name)
+        if sum(map(_is_metadata, names)) > MOST_KEYS:
+            raise InvalidInput(
+                f"where reads more than {MOST_KEYS} metadata keys in one expression, whose types are tried together: "
+                "pass a dict of equalities, or filter in two steps"
+            )
+
+
+def _is_metadata(name: str) -> bool:
+    return name.startswith(_METADATA)
 
 
 def _lacking(expression: pc.Expression, names: tuple[str, ...]) -> str | None:

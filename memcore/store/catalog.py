@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from memcore import ids
-from memcore.errors import DimensionMismatch, InvalidInput
+from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed
 from memcore.store.partition import UPSERTED, Partition, Ref
 from memcore.store.segment import FIXED, MUTABLE, TEXTS, Columns, zeros
 from memcore.store.snapshot import Snapshot
 
 Name = tuple[str, str]  # of a scope: tenant, project
+CLOSED = "the store is closed; open it again with memcore.open"
+MOST_ACCESSES = 2**31 - 1  # what the column holds
 CODED = ("session", "role", "source")
 
 
@@ -75,6 +77,7 @@ class Catalog:
             fingerprint  # of the embedder that made the vectors; None if callers pass them, or none is there
         )
         self.seq = 0
+        self.closed = False
         self.changes = 0  # commits, and the marks and counts that take no seq
         self.partitions: dict[Name, Partition] = {}
         self.names: list[str] = []
@@ -87,8 +90,8 @@ class Catalog:
         """The code of a session, role or source, made at its first use. Under the lock."""
         code = self._codes.get(name)
         if code is None:
-            self.names.append(name)  # before the code is known, so that who reads a code finds its name
-            code = self._codes[name] = len(self.names) - 1
+            code = self._codes[name] = len(self.names)
+            self.names.append(name)
         return code
 
     def encode(self, columns: Columns, names: Mapping[str, Sequence[str]]) -> None:
@@ -102,6 +105,8 @@ class Catalog:
 
     def snapshot(self, scope: Name) -> Snapshot:
         with self.lock:
+            if self.closed:  # since the verb began: an empty answer would be a wrong one
+                raise StoreClosed(CLOSED)
             partition = self.partitions.get(scope)
             return Snapshot(
                 partition.segments if partition else (),
@@ -236,8 +241,22 @@ class Catalog:
             ref = partition.at(seq)
             if ref is not None:
                 last = ref.get("last_access")
-                ref.segment.set("access_count", ref.row, ref.get("access_count") + 1)
+                ref.segment.set("access_count", ref.row, min(ref.get("access_count") + 1, MOST_ACCESSES))
                 ref.segment.set("last_access", ref.row, max(now, last) if last else now or 1)
+
+    def roll_back(self, seq: int, dim: int) -> None:
+        """Takes back what was done since the commit `seq`, when the width was `dim`. Under the lock.
+
+        What lies behind `seq` is dropped and marks that are later are taken off, by making the partitions anew from
+        their rows: slow, but it needs no step of a commit to have been finished.
+        """
+        self.dim = dim
+        self.partitions = {
+            scope: partition if partition.stands_at(seq) and partition.dim == dim else partition.as_of(seq, dim)
+            for scope, partition in self.partitions.items()
+            if partition.began_by(seq)
+        }
+        self.seq = seq
 
 
 def _retries(partition: Partition, columns: Columns) -> dict[int, tuple[int, int]]:

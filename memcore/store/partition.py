@@ -109,6 +109,51 @@ class Partition:
         found = sum(sys.getsizeof(index) for index in indexes) + _ENTRY_BYTES * (len(self.keys) + len(self.retries))
         return sum(segment.nbytes() for segment in self.segments) + found
 
+    # Taking back
+
+    def began_by(self, seq: int) -> bool:
+        """Whether any row is of the commit `seq` or earlier."""
+        return any(segment.n and segment.get("seq", 0) <= seq for segment in self.segments)
+
+    def stands_at(self, seq: int) -> bool:
+        """Whether nothing here is later than the commit `seq`."""
+        columns = [segment.view().columns for segment in self.segments]
+        return not any((c[name] > seq).any() for c in columns for name in ("seq", "superseded_seq", "forgotten_seq"))
+
+    def as_of(self, seq: int, dim: int) -> Partition:
+        """All anew, from the rows up to the commit `seq` and what had become of them by then.
+
+        Of a segment only the first `n` rows are read, which are whole: `append` counts a row when all its columns are
+        there.
+        """
+        new = Partition(dim)
+        for segment in self.segments:
+            c = segment.view().columns
+            forgotten = (c["forgotten_seq"] != 0) & (c["forgotten_seq"] <= seq)
+            columns = segment.batch(np.flatnonzero((c["seq"] <= seq) & ~forgotten))
+            n = len(columns["seq"])
+            later = columns["superseded_seq"] > seq
+            for name in ("superseded_seq", "superseded_at"):
+                columns[name] = np.where(later, 0, columns[name])
+            columns["forgotten_seq"] = segments.zeros("forgotten_seq", n)
+            if columns["vector"].shape[1] != dim:
+                columns["vector"] = np.zeros((n, dim), dtype=np.float32)
+            new.append(columns, n)
+        first: dict[tuple[int, int], int] = {}
+        last: dict[tuple[int, int], Ref] = {}
+        for segment in new.segments:
+            for row in range(segment.n):
+                ref = Ref(segment, row)
+                first.setdefault(ref.name, ref.get("seq"))
+                last[ref.name] = ref
+        for ref in last.values():
+            if ref.get("superseded_seq"):
+                new.lapse(ref.get("seq"))
+        for conversations in (new.held, new.fallen):  # an update keeps a message's place
+            for conversation, seqs in conversations.items():
+                conversations[conversation] = dict.fromkeys(sorted(seqs, key=lambda s: first[new.ref(s).name]))
+        return new
+
     # Writing
 
     def append(self, columns: Columns, n: int) -> None:

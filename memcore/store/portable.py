@@ -15,6 +15,7 @@ import base64
 import json
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -227,7 +228,7 @@ class Import:
     columns: list[Columns] = field(default_factory=list)
     names: list[dict[str, list[str]]] = field(default_factory=list)
     vectors: Vectors = field(default_factory=Vectors)
-    new: list[tuple[Columns, dict[str, list[str]]]] = field(default_factory=list)
+    new: deque[tuple[Columns, dict[str, list[str]]]] = field(default_factory=deque)
     shared: dict[str, str] = field(default_factory=dict)  # one object for each session, role … rather than one a row
     rows: int = 0
     dim: int = 0
@@ -264,7 +265,9 @@ def add(told: Import, catalog: Catalog, *, now: int) -> ImportReport:
     """Adds what was read, all of it or, if it raises, nothing. Under the lock."""
     fingerprint = catalog.fingerprint or (None if catalog.seq else told.header.embedder)
     added = restore(catalog, _joined(told)) if told.columns else 0
-    fresh = sum(_add(catalog, columns, names, now) for columns, names in told.new)
+    fresh = 0
+    while told.new:  # let go one by one: the store has them now
+        fresh += _add(catalog, *told.new.popleft(), now)
     catalog.fingerprint = fingerprint
     return ImportReport(added + fresh, told.rows - added - fresh)
 
@@ -378,7 +381,7 @@ def _own_columns(columns: Columns, own: Mapping[str, Sequence[Any]], whole: npt.
     n = len(whole)
     columns["seq"] = np.full(n, LAST)
     columns["version"] = np.ones(n, dtype=FIXED["version"])
-    for name, least, most in (("seq", 0, LAST - 1), ("version", 1, 2**31 - 1), ("access_count", 0, 2**31 - 1)):
+    for name, least, most in (("seq", 0, MOST_SEQ), ("version", 1, MOST_COUNT), ("access_count", 0, MOST_COUNT)):
         values = _each(own.get(name, [None] * n), partial(_counted, what=name, least=least, most=most))
         columns[name] = np.array(
             [columns[name][row] if v is None else v for row, v in enumerate(values)], dtype=FIXED[name]
@@ -390,6 +393,9 @@ def _own_columns(columns: Columns, own: Mapping[str, Sequence[Any]], whole: npt.
         )
     told = own.get("superseded_at", [None] * n)
     columns["superseded_seq"] = np.array([v is not None for v in told], dtype=FIXED["superseded_seq"])
+
+
+MOST_SEQ, MOST_COUNT = 2**62, 2**30  # half of what the columns hold: an imported row leaves room to count on
 
 
 def _counted(value: object, what: str, least: int, most: int) -> int:
@@ -452,9 +458,11 @@ def _header(source: Path, told: object) -> Header:
             raise TypeError
         version, dim, rows = (int(told.get(name, 0)) for name in ("memcore_format", "dim", "rows"))
         embedder = told.get("embedder") or None
-        if version < 1 or dim < 0 or not isinstance(embedder, str | None):
+        if version < 1 or not 0 <= dim < 2**31 or rows < 0:
             raise ValueError
-    except (TypeError, ValueError):
+        if embedder is not None:
+            embedder = gate.text(embedder, "embedder")
+    except (TypeError, ValueError, OverflowError):  # InvalidInput is a ValueError
         raise StoreCorrupt(
             f"{source} has the header {gate.shown(told)}; it must name memcore_format, embedder, dim and rows as "
             "export writes them: use another copy"
@@ -471,9 +479,9 @@ def _open_parquet(source: Path) -> tuple[Header, Iterator[_Batch]]:
     except (pa.ArrowException, OSError) as fault:
         raise StoreCorrupt(f"{source} is not a whole Parquet file ({_reason(fault)}); use another copy") from fault
     metadata = file.schema_arrow.metadata or {}
-    told = (
-        {name.decode(): value.decode() for name, value in metadata.items()} if b"memcore_format" in metadata else None
-    )
+    told = None
+    if b"memcore_format" in metadata:
+        told = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in metadata.items()}
 
     def batches() -> Iterator[_Batch]:
         begun = 0
@@ -505,11 +513,15 @@ def _object(text: object) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise InvalidInput(f"metadata is not JSON ({fault}); mend it") from fault
 
 
 def _open_lines(source: Path) -> tuple[Header, Iterator[_Batch]]:
+    if source.exists() and not (
+        source.is_file() or source.is_dir()
+    ):  # it is opened twice, and what a pipe gave once is gone
+        raise InvalidInput(f"{source} is not a regular file; write it to one first")
     with source.open("rb") as file:
         first = _stripped(1, file.readline())
     told = _line(source, 1, first) if b'"memcore"' in first else {}

@@ -65,13 +65,29 @@ class SavedStore:
             )
 
     def save(self, snapshots: Sequence[Snapshot], fingerprint: str | None) -> None:
-        """Writes the state, and returns when it is on disk under its name."""
+        """Writes the state, and returns when it is on disk under its name.
+
+        Not into another store: one that was put in this one's place, or whose lock was taken away, has a lock of its
+        own.
+        """
+        if not self._same_place():
+            raise StoreError(
+                f"the store {self.path} is no longer the directory that was opened; nothing was written: put it back, "
+                "or export the memory to another place"
+            )
         portable.write(self.path / STATE, snapshots, fingerprint, "parquet")
         folder = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _same_place(self) -> bool:
+        try:
+            there, mine = (self.path / LOCK).stat(), os.fstat(self._lock.fileno())
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
         """Gives the lock back."""
@@ -96,7 +112,7 @@ def directory_of(path: object) -> Path:
         raise InvalidInput(
             f"path is {gate.shown(path)}; pass a directory as a text or a Path, or None to keep all in RAM"
         )
-    return Path(gate.text(text, "path"))
+    return Path(gate.text(text, "path")).absolute()  # the process may change its folder before it saves
 
 
 def _locked(directory: Path) -> IO[str]:

@@ -68,8 +68,8 @@ def zeros(name: str, n: int) -> npt.NDArray[Any]:
 class View:
     """The first `n` rows of a segment as they stood: a reader may keep it, whatever the writer does next.
 
-    `columns` are read-only arrays `(n,)`, all zero where no row had another value. `texts` may run on behind `n`; None
-    stands for a column without texts.
+    `columns` are read-only arrays `(n,)`, all zero where no row had another value. `texts` are the writer's own, which
+    may run on behind `n`: lists, Arrow arrays once sealed, None for a column without texts.
     """
 
     __slots__ = ("_range", "columns", "kinds", "n", "sealed", "texts")
@@ -183,10 +183,10 @@ class Segment:
                 if not any(texts):
                     continue
                 self._texts[name] = [None] * begin
-            self._texts[name].extend(texts)
+            self._texts[name][begin:] = texts  # over what an append that was interrupted has left there
         self.kinds |= set(columns["kind"][start:stop].tolist())
-        self.n = end
         self._view = None
+        self.n = end  # the last step: an exception before it leaves the segment as it was
         return stop
 
     def _fitting(self, columns: Columns, start: int, stop: int) -> int:
@@ -245,7 +245,7 @@ class Segment:
                 array = arrays.get(name)
                 columns[name] = array[: self.n] if array is not None else zeros(name, self.n)
                 columns[name].flags.writeable = False
-            view = self._view = View(self.n, columns, self._texts.copy(), self.kinds, self._range)
+            view = self._view = View(self.n, columns, self._texts, self.kinds, self._range)
         return view
 
     def codes(self) -> Codes:
@@ -267,8 +267,8 @@ class Segment:
         if name not in self._arrays:
             if not value:
                 return
-            self._arrays[name] = np.zeros(self._room, dtype=FIXED[name])
             self._view = None
+            self._arrays[name] = np.zeros(self._room, dtype=FIXED[name])
         self._arrays[name][row] = value
 
     def get(self, name: str, row: int) -> int:

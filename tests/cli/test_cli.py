@@ -21,9 +21,8 @@ def cli(tmp_path):
     """Runs a command on the store of this test: (exit code, stdout, stderr)."""
 
     def run(*arguments, scope=(), store=tmp_path / "m", **options):
-        result = CliRunner().invoke(
-            main, ["--store", str(store), "--embedder", "hashed", *scope, *arguments], **options
-        )
+        where = [] if store is None else ["--store", str(store)]
+        result = CliRunner().invoke(main, [*where, "--embedder", "hashed", *scope, *arguments], **options)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result.exit_code, result.stdout, result.stderr
 
@@ -246,16 +245,73 @@ def test_replay_writes_answers_and_reports(cli, tmp_path):
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     answers, report = tmp_path / "a.jsonl", tmp_path / "r.json"
     options = ("--embedder", "hashed", "--k", "1,2", "--weights", "1,0,0")
-    shown = ok(cli("replay", str(trace), *options, "--answers", str(answers), "--report", str(report)))
+    shown = ok(cli("replay", str(trace), *options, "--answers", str(answers), "--report", str(report), store=None))
     assert shown.startswith("# memcore replay\n")
     assert json.loads(answers.read_text())["retrieved"] == ["e1", "e2"]
     told = json.loads(report.read_text())
     assert told["evaluation"]["overall"]["recall"] == {"1": 1.0, "2": 1.0}
-    printed = of_json(cli("replay", str(trace), *options, "--json"))
+    printed = of_json(cli("replay", str(trace), *options, "--json", store=None))
     assert printed["evaluation"] == told["evaluation"]
     kept = tmp_path / "kept"
-    ok(cli("replay", str(trace), "--embedder", "hashed", "--store", str(kept)))
+    ok(cli("replay", str(trace), store=kept))  # the options before the verb hold for a replay too
     assert len(of_json(cli("list", "--json", store=kept, scope=("--tenant", "replay", "--project", "t.jsonl")))) == 2
+
+
+def test_replay_checks_where_it_writes_before_it_begins(cli, tmp_path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(json.dumps({"event_id": "e", "time": T0, "content": "x"}) + "\n", encoding="utf-8")
+    before = trace.read_bytes()
+    for options, message in (
+        (("--answers", str(trace)), "or is the trace itself"),
+        (("--answers", str(tmp_path / "a.md"), "--report", str(tmp_path / "a.md")), "is named twice"),
+        (("--report", str(tmp_path / "none" / "r.md")), "its folder is not there"),
+    ):
+        code, out, err = cli("replay", str(trace), *options, store=tmp_path / "kept")
+        assert (code, out) == (1, "")
+        assert message in err
+    assert trace.read_bytes() == before
+    assert not (tmp_path / "kept").exists()
+
+
+def test_replay_does_not_go_into_the_store_of_the_environment(tmp_path):
+    environment = {"MEMCORE_STORE": str(tmp_path / "mine")}
+    result = CliRunner().invoke(main, ["--embedder", "hashed", "replay", "ops_agent", "--limit", "5"], env=environment)
+    assert result.exit_code == 0
+    assert not (tmp_path / "mine").exists()
+
+
+def test_export_and_stats_keep_to_the_scope_that_is_named(cli, tmp_path):
+    ok(cli("remember", "of acme", scope=("--tenant", "acme")))
+    ok(cli("remember", "of beta", scope=("--tenant", "beta")))
+    path = tmp_path / "acme.jsonl"
+    assert of_json(cli("export", str(path), "--json", scope=("--tenant", "acme")))["rows"] == 1
+    assert "of beta" not in path.read_text(encoding="utf-8")
+    assert of_json(cli("stats", "--json", scope=("--tenant", "acme")))["memories"] == 1
+    assert of_json(cli("stats", "--json"))["memories"] == 2
+
+
+def test_list_tells_that_there_is_more(cli):
+    for i in range(3):
+        ok(cli("remember", f"row {i}"))
+    code, out, err = cli("list", "--limit", "2")
+    assert (code, out.count("\n"), err) == (0, 2, "memcore: 2 shown; --offset 2 goes on\n")
+    assert cli("list", "--limit", "3")[2] == ""
+
+
+def test_text_cannot_drive_the_terminal(cli):
+    ok(cli("remember", "a\x1b]0;title\x07b\nc", "--key", "k"))
+    for verb in (("list",), ("recall", "a"), ("get", "--key", "k")):
+        assert not {"\x1b", "\x07"} & set(ok(cli(*verb)))
+
+
+def test_hostile_json_and_a_blank_store_are_one_line_errors(cli):
+    deep = "[" * 100_000
+    for arguments in (("remember", "x", "--metadata", '{"a":' + deep), ("list", "--where", "metadata.a=\udcff")):
+        code, out, err = cli(*arguments)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+    assert cli("list", "--where", "metadata.a=" + deep)[0] == 0
+    code, _, err = cli("list", store="")
+    assert (code, err) == (1, "memcore: --store is blank; name the store's directory, for the one you are in as ./\n")
 
 
 def test_the_shipped_trace_is_found_by_its_name(cli):

@@ -125,6 +125,8 @@ def test_what_fell_out_of_the_working_memory_can_be_forgotten(mem):
     chat = mem.working()
     records = [chat.add("user", f"secret {i}") for i in range(5)]
     assert mem.forget(records[0].id).ids == [records[0].id]
+    (partition,) = mem._engine.catalog.partitions.values()
+    assert (len(partition.lapsed), sum(map(len, partition.fallen.values()))) == (2, 2)
     assert mem.forget(everything=True).count == 4
     assert chat.end() == []
     assert mem.stats()["versions"] == 0

@@ -311,6 +311,7 @@ def test_a_retry_within_one_batch(ops):
 
 
 def test_a_retry_after_the_memory_was_forgotten_is_a_new_memory(ops):
+    ops.remember("another, that keeps the scope in being")
     first = ops.remember("A", idempotency_key="call 1")
     ops.forget(first.id)
     again = ops.remember("A", idempotency_key="call 1")

@@ -11,7 +11,8 @@ import numpy as np
 import memcore, memcore_kernels
 
 def compiled():
-    modules = [importlib.import_module(f"memcore_kernels.{m.name}") for m in pkgutil.iter_modules(memcore_kernels.__path__)]
+    names = [m.name for m in pkgutil.iter_modules(memcore_kernels.__path__)]
+    modules = [importlib.import_module(f"memcore_kernels.{name}") for name in names]
     return {(m.__name__, name): len(value.signatures) for m in modules for name, value in vars(m).items()
             if hasattr(value, "signatures")}
 

@@ -227,7 +227,6 @@ VERBS = {
     "history": lambda m: m.history("k"),
     "forget": lambda m: m.forget(everything=True),
     "working": lambda m: m.working(),
-    "conversation": lambda m: m.conversation(),
     "end_session": lambda m: m.end_session(),
     "export": lambda m: m.export("/tmp/never.json"),
     "stats": lambda m: m.stats(),

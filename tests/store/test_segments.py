@@ -100,12 +100,22 @@ def test_a_column_of_one_value_takes_its_bytes_once():
     batch["importance"][:] = 0.5
     batch["level"][:] = np.arange(1000) % 2
     made = filled(batch)
-    before = made.nbytes()
     made.seal()
     assert (made.view().columns["session"] == 5).all()
-    assert made.nbytes() < before - 1000 * 20
+    for name in ("session", "role", "source", "version", "kind", "confidence", "ingested_at", "has_vector"):
+        assert made.view().columns[name].strides == (0,), name
+    texts = made.view().texts["content"].nbytes
+    assert made.nbytes() == texts + 1000 * (8 + 8 + 8 + 4 + 8 + 2 + 8) + 4 + 4 + 4 + 4 + 1 + 4 + 8 + 1
     assert made.view().columns["importance"].strides == (4,)  # kernels read it
     assert made.view().columns["level"].strides == (2,)
+
+
+def test_a_sealed_segment_has_no_room_left_over():
+    made = filled(rows(1000))
+    made.set("access_count", 5, 1)
+    assert made._room == 1024
+    made.seal()
+    assert {len(array) for array in made._arrays.values()} == {1000}
 
 
 def test_columns_that_are_all_zero_take_nothing():
@@ -231,11 +241,15 @@ def test_small_segments_are_joined_and_empty_ones_dropped(monkeypatch):
 
 def test_joining_minds_the_texts(monkeypatch):
     monkeypatch.setattr(segment, "ROWS", 16)
-    monkeypatch.setattr(segment, "TEXT_BYTES", 200)
+    monkeypatch.setattr(segment, "TEXT_BYTES", 1000)
     partition = Partition(2)
-    partition.append(rows(32, content=["x" * 10] * 32), 32)
-    forgotten(partition, [*range(1, 10), *range(17, 26)])
-    assert [s.n for s in partition.segments] == [7, 7]
+    partition.append(rows(32, content=["x" * (150 if i % 4 == 0 else 10) for i in range(32)]), 32)
+    forgotten(partition, [seq for seq in range(1, 33) if seq % 4 != 1])
+    assert [s.n for s in partition.segments] == [4, 4]  # 1,200 characters
+    forgotten(partition, [1, 5, 17, 21])
+    assert [s.n for s in partition.segments] == [2, 2]  # 600
+    forgotten(partition, [9])
+    assert [s.n for s in partition.segments] == [3]  # 450
 
 
 def test_forgetting_everything_again_and_again_leaves_nothing(monkeypatch):
