@@ -58,8 +58,11 @@ def make_room(
     if len(held) <= limits.capacity and limits.tokens is None:
         return
     refs = [partition.ref(seq) for seq in held]
+    sizes = [ref.get("tokens") for ref in refs]
+    if len(held) <= limits.capacity and (limits.tokens is None or sum(sizes) <= limits.tokens):
+        return  # before any metadata is read: a message is added far more often than one falls out
     system = [_is_system(ref.text("metadata")) for ref in refs]
-    gone = evicted([ref.get("tokens") for ref in refs], system, limits.capacity, limits.tokens)
+    gone = evicted(sizes, system, limits.capacity, limits.tokens)
     if gone:
         catalog.evict(partition, [held[place] for place in gone], now)
 

@@ -27,7 +27,8 @@ ROUTES = {
     "two threads": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 10**9},
     "two threads, codes": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 1},
     "batches": {"FEW": 1},
-    "batches in shares, hardly a spare candidate": {"FEW": 1, "MOST": 2, "SPARE": 0, "BATCH_BYTES": 8 * BLOCK},
+    "batches in shares and pieces": {"FEW": 1, "MOST": 2, "BATCH_BYTES": 8 * BLOCK},
+    "batches without a spare candidate": {"FEW": 1, "SPARE": 0},
 }
 SECONDS = NOW / 1e6
 
