@@ -517,33 +517,29 @@ def _object(text: object) -> Any:
         raise InvalidInput(f"metadata is not JSON ({fault}); mend it") from fault
 
 
+_BLANK = b" \t\r\n\v\f\xef\xbb\xbf"  # what a line without anything in it may hold, a byte order mark included
+
+
 def _open_lines(source: Path) -> tuple[Header, Iterator[_Batch]]:
-    if source.exists() and not (
-        source.is_file() or source.is_dir()
-    ):  # it is opened twice, and what a pipe gave once is gone
+    if source.exists() and not (source.is_file() or source.is_dir()):  # it is opened twice: a pipe would be empty then
         raise InvalidInput(f"{source} is not a regular file; write it to one first")
     with source.open("rb") as file:
-        first = _stripped(1, file.readline())
+        first = file.readline()
     told = _line(source, 1, first) if b'"memcore"' in first else {}
     headed = told.keys() == {"memcore"}
 
     def rows() -> Iterator[tuple[str, dict[str, Any]]]:
         with source.open("rb") as file:  # by b"\n" alone: U+2028 and the like are legal inside JSON texts
             for number, line in enumerate(file, 1):
-                stripped = _stripped(number, line)
-                if stripped and not (number == 1 and headed):
-                    yield f"line {number}", _line(source, number, stripped)
+                if line.strip(_BLANK) and not (number == 1 and headed):
+                    yield f"line {number}", _line(source, number, line)
 
     return _header(source, told["memcore"]) if headed else Header(), _batched(rows())
 
 
-def _stripped(number: int, line: bytes) -> bytes:
-    return line.strip().removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else line.strip()
-
-
 def _line(source: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line.strip())  # which reads over a byte order mark
     except (ValueError, RecursionError) as fault:  # of JSON, and of UTF-8
         raise InvalidInput(
             f"{source}, line {number} is not JSON ({fault}). Nothing was imported; mend or remove the line"

@@ -98,10 +98,10 @@ def test_a_forked_child_makes_other_ids_though_the_clock_stands_still(python):
         child = os.fork()
         lows = [int(maker.take(1, 10**15)[1][0]) for _ in range(2000)]
         if child == 0:
-            os.write(write, repr((lows[0], lows[-1])).encode())
+            os.write(write, json.dumps([lows[0], lows[-1]]).encode())
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        theirs = eval(os.read(read, 4096))
+        theirs = json.loads(os.read(read, 4096))
         apart = theirs[0] > lows[-1] or theirs[1] < lows[0]
         print(apart, theirs[0] < theirs[1], lows == sorted(set(lows)))
     """

@@ -131,3 +131,30 @@ print(json.dumps({kernel.__name__: list(map(str, kernel.nopython_signatures)) fo
     assert run.returncode == 0, run.stderr
     for name, signatures in json.loads(run.stdout).items():
         assert len(signatures) == 1, (name, signatures)
+
+
+@pytest.mark.skipif(drawn.PLAIN, reason="nothing is compiled")
+def test_after_a_warmup_nothing_is_compiled():
+    program = f"""
+import importlib, json
+import numpy as np
+import memcore
+from memcore.search import exact
+from memcore.store import segment
+from numba.core.dispatcher import Dispatcher
+memcore.warmup(embedder=None)
+modules = [importlib.import_module("memcore_kernels." + name) for name in {NAMES}]
+kernels = [f for m in modules for f in vars(m).values() if isinstance(f, Dispatcher)]
+before = {{kernel.__name__: len(kernel.signatures) for kernel in kernels}}
+segment.ROWS, exact.CODED_ROWS, exact.PARALLEL_ROWS = 64, 10, 20
+mem = memcore.open(embedder=None)
+rows = np.random.default_rng(0).standard_normal((200, 8))
+mem.remember_many([{{"content": "row", "vector": row}} for row in rows])
+for more in ({{}}, {{"where": {{"importance": 0.5}}}}, {{"kinds": "semantic"}}, {{"min_similarity": 0.5}}):
+    mem.recall(vector=rows[0], **more)
+    mem.recall_many(vectors=rows[:20], **more)
+print(json.dumps({{k.__name__: len(k.signatures) - before[k.__name__] for k in kernels}}))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert {name: new for name, new in json.loads(run.stdout).items() if new} == {}

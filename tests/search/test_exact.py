@@ -86,7 +86,7 @@ def answers(mem, query, terms, **more):
 
 
 @pytest.mark.parametrize("name", ROUTES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=asked(), data=st.data())
 def test_recall_is_the_oracles(name, case, data):
     chunk, queries, terms = case
@@ -110,7 +110,7 @@ def test_recall_is_the_oracles(name, case, data):
 
 
 @pytest.mark.parametrize("name", ROUTES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=asked(), data=st.data())
 def test_the_order_of_insertion_changes_nothing(name, case, data):
     chunk, queries, terms = case
@@ -124,7 +124,7 @@ def test_the_order_of_insertion_changes_nothing(name, case, data):
 
 
 @pytest.mark.parametrize("name", ROUTES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=asked(), data=st.data())
 def test_filters_leave_exactly_the_rows_that_pass(name, case, data):
     chunk, queries, terms = case

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 import memcore
 from memcore.embed import HashedEmbedder
 from memcore.store import portable, segment
+from memcore.store.snapshot import Selection
 from modelled import columns
 
 FORMATS = ("json", "jsonl", "parquet")
+EVERY_ROW = Selection(frozenset(range(4)), now=0, expired=True, superseded=True)
 T = datetime(2026, 3, 1, 9, 30, 0, 123456, tzinfo=UTC)
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 TEXTS = (
@@ -46,7 +48,7 @@ def every(mem: memcore.Memory) -> list[dict[str, Any]]:
     rows = []
     for name in mem.scopes():
         snapshot = mem._engine.catalog.snapshot(name)
-        for position in snapshot.positions(snapshot.masks(portable._EVERY_ROW)).tolist():
+        for position in snapshot.positions(snapshot.masks(EVERY_ROW)).tolist():
             record = snapshot.record(position)
             rows.append({**columns(record), "seq": record.seq})
     return rows
@@ -752,6 +754,15 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
     )
     assert path.read_text() == "precious"
     assert [p.name for p in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+def test_who_reads_the_old_file_reads_all_of_it(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("what was there before")
+    with path.open() as reader:
+        filled(opened()).export(path)
+        assert reader.read() == "what was there before"
+    assert read(path)[1]
 
 
 # Headers
