@@ -28,6 +28,15 @@ EMBEDDERS = ("static", "hashed")
 _CUT = 100  # characters of a content that a line for people shows
 
 
+class FilePath(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
+    """A path as the file system has it: `Cli` reads arguments as UTF-8, and the file system may not."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return value if isinstance(value, Path) else Path(os.fsdecode(value.encode("utf-8", "surrogateescape")))
+
+
 class Cli(click.Group):
     """A group that reads its arguments as UTF-8 whatever the locale. Errors are one line on stderr and exit 1."""
 
@@ -68,8 +77,12 @@ class Place:
     def memory(self) -> Iterator[Memory]:
         if self.store is None:
             raise click.UsageError("say where the memory is: memcore --store DIR VERB, or set MEMCORE_STORE")
-        with memcore.open(self.store, embedder=self.embedder) as mem:
+        mem = memcore.open(self.store, embedder=self.embedder)
+        try:
             yield mem
+        finally:
+            mem._finalizer.detach()  # what cannot be saved is told now, in one line, and not again at the exit
+            mem.close()
 
     @contextmanager
     def whole(self) -> Iterator[Scope]:
@@ -84,7 +97,7 @@ class Place:
 
 
 @click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", type=click.Path(path_type=Path), envvar="MEMCORE_STORE", help="The store's directory.")
+@click.option("--store", type=FilePath(), envvar="MEMCORE_STORE", help="The store's directory.")
 @click.option("--tenant", default="default", show_default=True, help="Whose memory: an exact id.")
 @click.option("--project", default="default", show_default=True, help="Which project of the tenant: an exact id.")
 @click.option("--session", help="Only this session; what is written goes into it.")
@@ -328,7 +341,7 @@ def stats(place: Place, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FilePath())
 @click.option(
     "--format", "format_", type=click.Choice(("json", "jsonl", "parquet")), help="Default: by the name's ending."
 )
@@ -342,7 +355,7 @@ def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None
 
 
 @main.command(name="import")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FilePath())
 @click.option(
     "--format", "format_", type=click.Choice(("json", "jsonl", "parquet")), help="Default: by the name's ending."
 )
@@ -365,9 +378,9 @@ def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> Non
 @click.option("--relevance", type=click.Choice(("cosine",)), default="cosine", show_default=True)
 @click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
 @click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
-@click.option("--answers", type=click.Path(path_type=Path), help="Write what was retrieved, one JSON line a question.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write the report: .md or .json.")
-@click.option("--store", type=click.Path(path_type=Path), help="Keep the memory in this directory; default RAM.")
+@click.option("--answers", type=FilePath(), help="Write what was retrieved, one JSON line a question.")
+@click.option("--report", type=FilePath(), help="Write the report: .md or .json.")
+@click.option("--store", type=FilePath(), help="Keep the memory in this directory; default RAM.")
 @click.option("--limit", type=int, help="At most so many events a trace.")
 @as_json
 @click.pass_context

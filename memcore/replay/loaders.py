@@ -325,7 +325,7 @@ def _no_constant(name: str) -> Any:
 def _parse(raw: bytes) -> Any:
     """JSON text in UTF-8. Raises ValueError with the words for a problem line."""
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant, strict=False)  # raw VT and the like
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}") from error
     except json.JSONDecodeError as error:

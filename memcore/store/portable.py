@@ -539,7 +539,7 @@ def _open_lines(source: Path) -> tuple[Header, Iterator[_Batch]]:
 
 def _line(source: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line.strip())  # which reads over a byte order mark
+        value = json.loads(line.strip(), strict=False)  # which reads over a byte order mark, and raw control characters
     except (ValueError, RecursionError) as fault:  # of JSON, and of UTF-8
         raise InvalidInput(
             f"{source}, line {number} is not JSON ({fault}). Nothing was imported; mend or remove the line"

@@ -8,6 +8,7 @@ process: it lets go of what it inherited.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import weakref
@@ -137,9 +138,14 @@ def _locked(directory: Path) -> IO[str]:
         raise StoreError(
             f"cannot lock the store {directory}: {fault.strerror}; put it on a file system that has locks"
         ) from fault
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    try:
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    except OSError as fault:
+        with contextlib.suppress(OSError):
+            lock.close()
+        raise StoreError(f"cannot write into the store {directory}: {fault.strerror}; free space there") from fault
     return lock
 
 

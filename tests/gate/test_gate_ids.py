@@ -89,7 +89,7 @@ def test_texts_and_halves_are_two_forms_of_one_id(pairs):
 def test_a_forked_child_makes_other_ids_though_the_clock_stands_still(python):
     """Both go on from the same state. If the child only drew other 32-bit steps, the two would run side by side."""
     code = """
-        import os
+        import json, os
         from memcore import ids
 
         maker = ids.IdMaker()

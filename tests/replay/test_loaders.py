@@ -1288,3 +1288,9 @@ def test_any_table_loads_or_raises_memcore_errors(tmp_path_factory, columns):
     columns = {"content": pa.array(["x", "y"]), "time": pa.array([1, 2]), **columns}
     pq.write_table(pa.table(columns), path)
     check_sane(path, "parquet")
+
+
+def test_case_M5_raw_control_characters_inside_json_are_data(write):
+    raw = '{"event_id":"e","time":1,"content":"a\u2028b\u0085c\u000bd"}\n'
+    trace = one(load(write("t.jsonl", raw)))
+    assert [event.content for event in trace.events] == ["a\u2028b\u0085c\u000bd"]
