@@ -583,6 +583,16 @@ def test_a_filter_that_utf8_cannot_hold_is_refused(mem, where):
         mem.list(where=where)
 
 
+def test_what_is_only_asked_about_being_null_is_evaluated_once(mem, compiled):
+    """Whatever the types of its values: of three keys there would else be 27 ways to read a row."""
+    values = ("a", 1, 2.5, True, ..., "b", 2, False)
+    mem.remember_many([{"content": repr(v), "metadata": {} if v is ... else dict.fromkeys("xyz", v)} for v in values])
+    x, y, z = (pc.field(f"metadata.{key}") for key in "xyz")
+    assert matched(mem, x.is_null() & y.is_null() & z.is_null()) == ["Ellipsis"]
+    assert len(matched(mem, x.is_valid() | (y == 1))) == 7
+    assert sum(rows > 1 for rows in compiled) == 1 + 2
+
+
 def test_metadata_is_parsed_once(monkeypatch):
     monkeypatch.setattr(segment, "ROWS", 32_768)
     mem = memcore.open(embedder=None)

@@ -141,16 +141,14 @@ def test_a_store_that_was_only_looked_at_is_not_written(five):
 def test_what_is_acknowledged_before_the_store_is_closed_is_saved(path):
     mem = opened(path)
     acknowledged: list[list[int]] = [[] for _ in range(4)]
-    started = threading.Barrier(5)
+    started, closed = threading.Barrier(5), threading.Event()
 
     def write(mine: list[int]) -> None:
         started.wait()
-        for i in range(10**6):
-            try:
-                mem.remember(str(i), metadata={"n": i})
-            except memcore.StoreClosed:
-                return
-            mine.append(i)
+        while not closed.is_set():
+            with suppress(memcore.StoreClosed):
+                mem.remember("x", metadata={"n": len(mine)})
+                mine.append(len(mine))
 
     threads = [threading.Thread(target=write, args=(mine,)) for mine in acknowledged]
     for thread in threads:
@@ -159,6 +157,7 @@ def test_what_is_acknowledged_before_the_store_is_closed_is_saved(path):
     while min(map(len, acknowledged)) < 20:
         mem.save()
     mem.close()
+    closed.set()
     for thread in threads:
         thread.join()
     with opened(path) as mem:
