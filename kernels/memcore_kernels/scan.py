@@ -133,7 +133,9 @@ def scan(
                 totals[: stop - start], bounds,
             )  # fmt: skip
             counts[1] += stop - start
-        for stripe in range(0, stop - start, STRIPE):
+        # Rows lie nearly in time order: from the front each would beat the one before it and enter the heap, which took
+        # three times as long at weights (.2, .7, .1). Within a stripe memory is read forwards, since that is faster.
+        for stripe in range((stop - start - 1) // STRIPE * STRIPE, -1, -STRIPE):
             if reaching(bounds[stripe : stripe + STRIPE], floor[0] - room) == 0:
                 continue
             for i in range(stripe, min(stripe + STRIPE, stop - start)):
@@ -191,7 +193,7 @@ def screen(
     for q in range(dots.shape[0]):
         every, size = dots[q], sizes[q]
         threshold = np.float32(scores[q, 0] if size == capacity else -np.inf)
-        for start in range(0, width, STRIPE):
+        for start in range((width - 1) // STRIPE * STRIPE, -1, -STRIPE):  # from the end, as in `scan`
             stop = min(start + STRIPE, width)
             line, terms = every[start:stop], known[start:stop]
             for j in range(line.size):

@@ -22,7 +22,7 @@ from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms
 
 THREADS = min(os.cpu_count() or 1, 8)
 PARALLEL_ROWS = 30_000  # rows from which a second thread gains more than handing work over costs
-CODED_ROWS = 4_000  # rows from which int8 codes are worth having; below, the float32 rows fit the caches
+CODED_ROWS = 1_000  # rows from which int8 codes save more than the 5 µs that coding the query takes
 NO_QUERY_CODES = (np.zeros(0, np.int16), 0.0, 0.0)
 FEW = 6  # queries from which one pass for all is faster than one scan each (break-even: 4 at 20,000 rows, 8 at 200,000)
 BATCH_BYTES = 8 << 20  # the dot products of `best_many` held at once: 64 MB, past the caches, took 1.3 times as long

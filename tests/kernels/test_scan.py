@@ -176,6 +176,7 @@ def test_most_vectors_stay_unread():
     assert run.counts[2] < n / 2
     run = Scan(chunk, query, 5, (0.0, 1.0, 0.0), 0.01, coded=True).rows(0, n)
     assert run.counts[1:3].tolist() == [0, 0]
+    assert run.counts[3] <= 3 * scan.STRIPE  # the newest rows are the last of their block, and are looked at first
 
 
 def test_a_floor_spares_the_reading_and_is_raised():
