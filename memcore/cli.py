@@ -81,7 +81,6 @@ class Place:
         try:
             yield mem
         finally:
-            mem._finalizer.detach()  # what cannot be saved is told now, in one line, and not again at the exit
             mem.close()
 
     @contextmanager

@@ -32,6 +32,9 @@ DECAY_PRESETS: dict[str, float] = {
 }
 
 
+UNDO_DAYS = 7  # so long what was forgotten can be restored, unless `compact` is called before
+
+
 def half_life_hours(decay_rate: float | str) -> float:
     """The hours after which recency has halved: ln 2 / lambda. `decay_rate` is per hour, or a preset's name."""
     rate = decay(decay_rate, None)

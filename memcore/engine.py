@@ -1,14 +1,14 @@
-"""What do all scopes of one open store share? Catalog, embedder, clock, defaults, and how it is saved and closed."""
+"""What do all scopes of one open store share? Catalog, embedder, clock, defaults, and how it is written and closed."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,19 @@ import pyarrow as pa
 
 from memcore import clock, config, gate
 from memcore.agent.working import CountTokens, make_room
-from memcore.errors import MemcoreError, StoreClosed
-from memcore.store import portable, saved
+from memcore.errors import StoreClosed
+from memcore.store import portable
 from memcore.store.catalog import CLOSED, Catalog
+from memcore.store.commits import Commits
 
 if TYPE_CHECKING:
     from memcore.embed.protocol import Embedder
+    from memcore.store.directory import Directory
 
 EMBED_BATCH = 4096
 MOST_TOKENS = 2**31 - 1  # what the store's column holds
 F32 = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 def _give_back() -> None:
@@ -37,39 +40,59 @@ def _give_back() -> None:
 
 @dataclass(slots=True)
 class Engine:
+    """`directory` is None for a store in RAM."""
+
     catalog: Catalog
+    commits: Commits
     embedder: Embedder | None
     clock: clock.Clock
     weights: config.Weights
     decay_rate: float
     working: config.WorkingLimits
     count_tokens: CountTokens
-    saved: saved.SavedStore | None = None
-    saved_changes: int = 0  # the catalog's, when the store was loaded or saved
+    directory: Directory | None = None
     closed: bool = False
-    saving: threading.Lock = field(default_factory=threading.Lock)
+    closing: threading.Lock = field(default_factory=threading.Lock)
 
     def now(self, given: object) -> int:
         return clock.to_micros(self.clock(), "the clock's time") if given is None else clock.to_micros(given, "now")
 
     def check_open(self) -> None:
-        if self.saved is not None:
-            self.saved.check_owner()
-        if self.closed:
+        if self.closed or self.catalog.closed:
             raise StoreClosed(CLOSED)
 
-    @contextmanager
-    def writing(self) -> Iterator[Catalog]:
-        """The catalog under its lock, for one commit. Nothing slow or of the caller's making may run inside."""
+    def begin(self) -> None:
+        """Makes the embedder the store's if it is empty, and else checks that it is. Takes over an older format."""
         with self.catalog.lock:
+            self._settle_embedder()
+        if self.directory is not None:
+            self.directory.take_over(lambda old: self.read(old, "parquet", 0))
+
+    def _settle_embedder(self) -> None:
+        catalog, embedder = self.catalog, self.embedder
+        if not catalog.seq:
+            catalog.fingerprint = None if embedder is None else embedder.fingerprint
+            if embedder is not None and catalog.dim != embedder.dim:
+                catalog.widen(embedder.dim)
+        elif embedder is not None and embedder.fingerprint != catalog.fingerprint:
+            from memcore.store.directory import check_embedder
+
+            path = None if self.directory is None else self.directory.path
+            check_embedder(catalog, path, embedder.name, embedder.fingerprint, embedder.dim)
+
+    def write(self, body: Callable[[Catalog], T]) -> T:
+        """Runs a function that changes the catalog, under its lock: all that it does, or nothing if it raises.
+
+        Returns when it is on disk. Nothing slow or of the caller's making may run inside.
+        """
+        self.check_open()
+
+        def checked() -> T:
             self.check_open()  # again: another thread may have closed it since the verb began
-            seq, dim = self.catalog.seq, self.catalog.dim
-            try:
-                yield self.catalog
-            except BaseException as fault:  # a signal's handler may raise between any two steps, or memory run out
-                if self.catalog.seq != seq or not isinstance(fault, MemcoreError):
-                    self.catalog.roll_back(seq, dim)
-                raise
+            self._settle_embedder()
+            return body(self.catalog)
+
+        return self.commits.run(checked)
 
     def embed(self, texts: Sequence[str], kind: Literal["document", "query"]) -> F32 | None:
         """float32 `(n, dim)`, or None where the store has no embedder. Never called under the lock."""
@@ -84,58 +107,40 @@ class Engine:
             return [0] * len(texts)
         return [min(gate.count(self.count_tokens(text), "the result of count_tokens"), MOST_TOKENS) for text in texts]
 
-    def load(self, path: object) -> None:
-        """Makes a directory's state this store's, and takes its lock."""
-        self.saved = saved.SavedStore.open(path, self.catalog, self.tokens)
-        self.saved_changes = self.catalog.changes
-        _give_back()
-        self.make_room(self.now(None))
-
     def read(self, path: str | os.PathLike[str], format: str | None, now: int) -> portable.ImportReport:
         """Adds the rows of a file."""
-        rows = portable.read(
-            path, format, self.catalog, now=now, embed=lambda texts: self.embed(texts, "document"), tokens=self.tokens
-        )
-        with self.writing() as catalog:
-            report = portable.add(rows, catalog, now=now)
-            self.make_room(now)
-        del rows
+        report = self._read(path, format, now)
         _give_back()
         return report
 
-    def make_room(self, now: int) -> None:
-        """Keeps every conversation within the limits, after rows came in otherwise than by `remember`."""
-        with self.catalog.lock:
-            for partition in self.catalog.partitions.values():
-                for conversation in list(partition.held):
-                    make_room(self.catalog, partition, conversation, self.working, now)
+    def _read(self, path: str | os.PathLike[str], format: str | None, now: int) -> portable.ImportReport:
+        rows = portable.read(
+            path, format, self.catalog, now=now, embed=lambda texts: self.embed(texts, "document"), tokens=self.tokens
+        )
 
-    def save(self) -> None:
-        """Writes what has changed to the store's directory, if it has one. One thread at a time."""
-        with self.saving:
-            if self.saved is None:
-                return
-            with self.catalog.lock:
-                snapshots, changes = self.catalog.snapshots(), self.catalog.changes
-            if changes != self.saved_changes:
-                self.saved.save(snapshots, self.catalog.fingerprint)
-                self.saved_changes = changes
+        def add(catalog: Catalog) -> portable.ImportReport:
+            report = portable.add(rows, catalog, now=now)
+            self._make_room(now)
+            return report
+
+        return self.write(add)
+
+    def _make_room(self, now: int) -> None:
+        """Keeps every conversation within the limits, after rows came in otherwise than by `remember`."""
+        for scope in self.catalog.changed():
+            partition = self.catalog.partition(scope)
+            for conversation in list(partition.held):
+                make_room(self.catalog, partition, conversation, self.working, now)
 
     def close(self) -> None:
-        """Saves and lets go of the directory. A store that cannot be saved stays open, so that nothing is lost."""
-        if self.saved is not None and not self.saved.owned():
-            return  # a forked child: what it inherited is its parent's to save
-        with self.catalog.lock:
+        """Lets go of the store. All that was acknowledged is on disk already."""
+        with self.closing:
             if self.closed:
                 return
-            self.closed = True  # before it is saved: what is acknowledged after that would be lost
-        try:
-            self.save()
-        except BaseException:
-            self.closed = False
-            raise
-        with self.catalog.lock:
-            self.catalog.partitions = {}
-            self.catalog.closed = True
-        if self.saved is not None:
-            self.saved.release()
+            self.closed = True
+            if self.directory is not None:
+                self.directory.close()
+                return
+            with self.catalog.lock:
+                self.catalog.partitions = {}
+                self.catalog.closed = True

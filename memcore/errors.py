@@ -63,11 +63,15 @@ class StoreCorrupt(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process holds the store."""
+    """Another process has held the store's lock for longer than `lock_timeout`."""
 
 
 class StoreReadOnly(StoreError):
     """The store's place cannot be written."""
+
+
+class StoreFull(StoreError):
+    """No room is left where the store lies. Nothing of the write was kept; what was acknowledged is safe."""
 
 
 class StoreClosed(StoreError):

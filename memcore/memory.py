@@ -22,7 +22,8 @@ from memcore.schema import Record, Records
 from memcore.search.filter import All, Where, compile_where
 from memcore.store import portable
 from memcore.store.catalog import Catalog, Commit
-from memcore.store.partition import WORKING, Conversation, Ref
+from memcore.store.commits import Commits, CompactReport
+from memcore.store.partition import UPSERTED, WORKING, Conversation, Ref
 from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, record
 
 if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first recall should pay and no other call
@@ -61,6 +62,24 @@ class ForgetReport:
         return len(self.ids)
 
     def __int__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """`ids` of what is here again; `missing`: ids of which nothing forgotten is left; `in_use`: ids that, or whose key,
+    another memory has by now.
+    """
+
+    ids: builtins.list[str]
+    missing: builtins.list[str] = field(default_factory=list)
+    in_use: builtins.list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    def __len__(self) -> int:
         return len(self.ids)
 
 
@@ -140,13 +159,14 @@ class Scope:
         if taken.faults:
             raise taken.faults[0]
         with_vectors = self._completed(taken)
-        with engine.writing() as catalog:
+
+        def store(catalog: Catalog) -> tuple[Mapping[str, Any], int]:
             done = self._commit(catalog, with_vectors, moment)
-            if not done.fresh:
-                ref = catalog.partitions[self._name].ref(done.seqs[0])
-                return self._record(ref.columns(), catalog.names, catalog.seq)
-            names = catalog.names
-        return self._record(done.stored, names, done.seqs[0])
+            if done.fresh:
+                return done.stored, done.seqs[0]
+            return catalog.partition(self._name).ref(done.seqs[0]).columns(), catalog.seq
+
+        return self._record(*engine.write(store))
 
     def remember_many(self, rows: Any, *, on_invalid: str = "raise", now: clock.Instant | None = None) -> WriteResult:
         """Stores many memories in one commit, all or nothing, and returns their ids in order.
@@ -163,8 +183,7 @@ class Scope:
         if taken.faults and on_invalid == "raise":
             raise intake.refusal(taken.faults, len(taken.rows) + len(taken.faults))
         with_vectors = self._completed(taken)
-        with engine.writing() as catalog:
-            done = self._commit(catalog, with_vectors, moment)
+        done = engine.write(lambda catalog: self._commit(catalog, with_vectors, moment))
         return WriteResult(_ids.to_texts(done.id_hi, done.id_lo), taken.faults)
 
     def update(
@@ -214,7 +233,8 @@ class Scope:
         if "content" in changes and "vector" not in changes:
             made = engine.embed([changes["content"]], "document")
             changes["vector"] = None if made is None else made[0]
-        with engine.writing() as catalog:
+
+        def change(catalog: Catalog) -> tuple[Mapping[str, Any], int]:
             ref = self._standing(catalog, hi, lo)
             expires = 0 if ref is None else ref.get("expires_at")
             if ref is None or (expires and expires <= moment):
@@ -230,22 +250,24 @@ class Scope:
                     expected=expected,
                     found=found,
                 )
-            if "vector" in changes:
-                given = changes["vector"]
+            new = dict(changes)
+            if "vector" in new:
+                given = new["vector"]
                 if given is not None:
                     catalog.settle_dim(given.size)
-                changes["has_vector"] = given is not None
-                changes["vector"] = np.zeros(catalog.dim, dtype=np.float32) if given is None else given
-            if "source" in changes:
-                changes["source"] = catalog.code(changes["source"])
-            if ref.get("kind") == WORKING and "content" in changes:
-                changes["tokens"] = tokens
-            partition = catalog.partitions[self._name]
-            columns = catalog.replace(partition, ref.get("seq"), changes, now=moment)
+                new["has_vector"] = given is not None
+                new["vector"] = np.zeros(catalog.dim, dtype=np.float32) if given is None else given
+            if "source" in new:
+                new["source"] = catalog.code(new["source"])
+            if ref.get("kind") == WORKING and "content" in new:
+                new["tokens"] = tokens
+            partition = catalog.partition(self._name)
+            columns = catalog.replace(partition, ref.get("seq"), new, now=moment)
             for conversation in _conversations(columns):
                 make_room(catalog, partition, conversation, engine.working, moment)
-            names = catalog.names
-        return self._record(columns, names, int(columns["seq"][0]))
+            return columns, int(columns["seq"][0])
+
+        return self._record(*engine.write(change))
 
     # Reading
 
@@ -411,6 +433,7 @@ class Scope:
         older_than_days: float | None = None,
         max_access: int | None = None,
         everything: bool = False,
+        erase: bool = False,
         dry_run: bool = False,
         now: clock.Instant | None = None,
     ) -> ForgetReport:
@@ -418,12 +441,16 @@ class Scope:
 
         `older_than_days`: the event is older than that; `max_access`: recalled at most so often. A call that names
         nothing is refused: to empty the scope say `everything=True`. `dry_run` tells what would go, and does nothing.
+
+        What is forgotten is seen no more, as of no moment. `restore` brings it back until its bytes are gone: after
+        seven days at the earliest, or with `compact()`. `erase=True` is for good: it cannot be restored.
         """
         engine = self._engine
         engine.check_open()
         conditions = {"where": where, "kinds": kinds, "older_than_days": older_than_days, "max_access": max_access}
         named = [name for name, value in conditions.items() if value is not None]
         gate.flag(everything, "everything")
+        gate.flag(erase, "erase")
         gate.flag(dry_run, "dry_run")
         if ids is not None and (named or everything):
             raise InvalidInput(
@@ -451,18 +478,71 @@ class Scope:
                 return np.array([p for p in positions if snapshot.sees(p, selection)], dtype=np.int64)
             return snapshot.positions(_aged(snapshot, _masks(snapshot, selection, condition), moment, age, most))
 
-        snapshot = engine.catalog.snapshot(self._name)
-        positions = chosen(snapshot)  # not under the lock: a filter that reads all metadata takes its time
-        with engine.writing() as catalog:
-            if catalog.seq != snapshot.seq:
-                snapshot = catalog.snapshot(self._name)
-                positions = chosen(snapshot)
-            hi, lo = snapshot.halves(positions)
-            names = set(zip(hi.tolist(), lo.tolist(), strict=True))
-            if names and not dry_run:
-                catalog.forget(self._name, names)
+        before = engine.catalog.snapshot(self._name)
+        hi, lo = before.halves(chosen(before))  # not under the lock: a filter that reads all metadata takes its time
+
+        def let_go(catalog: Catalog) -> tuple[_ids.U64, _ids.U64]:
+            partition = catalog.partition(self._name)
+            halves = hi, lo
+            if partition.shown.seq != before.seq or partition.added or partition.marks:
+                now_there = catalog.as_written(self._name, partition)
+                halves = now_there.halves(chosen(now_there))
+            names = set(zip(*(half.tolist() for half in halves), strict=True))
+            if names:
+                catalog.forget(self._name, names, moment, erased=erase)
+            return halves
+
+        if not dry_run:
+            hi, lo = engine.write(let_go)
+        names = set(zip(hi.tolist(), lo.tolist(), strict=True))
         missing = [_ids.to_text(*name) for name in dict.fromkeys(asked or ()) if name not in names]
         return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run)
+
+    def restore(self, ids: Any) -> RestoreReport:
+        """Brings back what was forgotten, all versions as they were, by id, record or the report of `forget`."""
+        engine = self._engine
+        engine.check_open()
+        asked = dict.fromkeys(_asked_ids(ids.ids if isinstance(ids, ForgetReport) else ids))
+
+        def bring_back(catalog: Catalog) -> RestoreReport:
+            partition = catalog.partition(self._name)
+            refs = partition.forgotten(set(asked))
+            erased = catalog.erased({ref.get("forgotten_seq") for ref in refs})
+            session, role = self._narrowing()
+            mine: dict[tuple[int, int], builtins.list[Ref]] = {}
+            for ref in refs:
+                seen = session in (None, ref.get("session")) and role in (None, ref.get("role"))
+                if seen and ref.get("forgotten_seq") not in erased:
+                    mine.setdefault(ref.name, []).append(ref)
+            used = partition.known(set(mine))
+            back, in_use = [], []
+            for name, versions in mine.items():
+                key, kind = versions[-1].text("key"), versions[-1].get("kind")
+                rival = key is not None and kind in UPSERTED and partition.by_key(kind, key)
+                if name in used or rival:
+                    in_use.append(name)
+                else:
+                    partition.remember_again(versions)
+                    back.append(name)
+            if back:
+                catalog.seq += 1
+            missing = [name for name in asked if name not in mine]
+            return RestoreReport(*([_ids.to_text(*name) for name in names] for names in (back, missing, in_use)))
+
+        return engine.write(bring_back)
+
+    def forgotten(self, *, kinds: str | Sequence[str] = KINDS, where: Any = None) -> Records:
+        """What was forgotten and can still be restored, in the order it was last written."""
+        self._engine.check_open()
+        condition = None if where is None else compile_where(where)
+        selection = self._selection(gate.kinds(kinds), 0, None, expired=True, lapsed=True, forgotten=True)
+        catalog = self._engine.catalog
+        snapshot = catalog.snapshot(self._name)
+        positions = snapshot.positions(_masks(snapshot, selection, condition))
+        with catalog.lock:
+            erased = catalog.erased({snapshot.cell(position, "forgotten_seq") for position in positions.tolist()})
+        kept = [p for p in positions.tolist() if snapshot.cell(p, "forgotten_seq") not in erased]
+        return Records(snapshot.table(np.array(kept, dtype=np.int64)))
 
     # The live conversation
 
@@ -476,12 +556,13 @@ class Scope:
         engine = self._engine
         engine.check_open()
         moment = engine.now(now)
-        ended = []
-        with engine.writing() as catalog:
-            partition, conversation = catalog.partitions.get(self._name), self._conversation()
-            if partition is not None:
-                left = {**partition.fallen.get(conversation, {}), **partition.held.get(conversation, {})}
-                ended = [catalog.replace(partition, seq, {"kind": EPISODIC}, now=moment) for seq in left]
+
+        def end(catalog: Catalog) -> builtins.list[Mapping[str, Any]]:
+            partition, conversation = catalog.partition(self._name), self._conversation()
+            left = {**partition.fallen.get(conversation, {}), **partition.held.get(conversation, {})}
+            return [catalog.replace(partition, seq, {"kind": EPISODIC}, now=moment) for seq in left]
+
+        ended = engine.write(end)
         return [_ids.to_text(int(row["id_hi"][0]), int(row["id_lo"][0])) for row in ended]
 
     # The scope as a whole
@@ -521,13 +602,18 @@ class Scope:
         engine = self._engine
         engine.check_open()
         moment = engine.now(now)
-        with engine.catalog.lock:
-            snapshot = engine.catalog.snapshot(self._name)
-            partition = engine.catalog.partitions.get(self._name)
-            seqs = builtins.list(partition.held.get(self._conversation(), ())) if partition else []
-        selection = Selection(frozenset((WORKING,)), moment)
-        positions = [int(snapshot.positions_of([seq])[0]) for seq in seqs]
-        return [snapshot.record(position) for position in positions if snapshot.sees(position, selection)]
+        session, role = self._conversation()
+        snapshot = engine.catalog.snapshot(self._name)
+        selection = Selection(frozenset((WORKING,)), moment, session, role)
+        positions = snapshot.positions(snapshot.masks(selection)).tolist()
+
+        def first_said(position: int) -> int:
+            """An update keeps a message's place."""
+            if snapshot.cell(position, "version") == 1:
+                return position
+            return int(snapshot.positions_with({snapshot.name(position)})[0])
+
+        return [snapshot.record(position) for position in sorted(positions, key=first_said)]
 
     def _completed(self, taken: intake.Intake) -> intake.Intake:
         """The rows with the vectors that were not given, and the tokens of working memories. Not under the lock."""
@@ -552,17 +638,17 @@ class Scope:
         explicit = taken.explicit if taken.explicit.any() else None
         done = catalog.commit(self._name, taken.columns, taken.names, now=now, explicit=explicit)
         for conversation in _conversations(done.stored):
-            make_room(catalog, catalog.partitions[self._name], conversation, self._engine.working, now)
+            make_room(catalog, catalog.partition(self._name), conversation, self._engine.working, now)
         return done
 
-    def _record(self, columns: Mapping[str, Any], names: Sequence[str], seq: int) -> Record:
+    def _record(self, columns: Mapping[str, Any], seq: int) -> Record:
         """The only row of some columns, just written."""
+        names = self._engine.catalog.names
         return record(columns, 0, names=names, tenant_id=self.tenant_id, project_id=self.project_id, seq=seq)
 
     def _standing(self, catalog: Catalog, hi: int, lo: int) -> Ref | None:
         """The version of an id that stands, if this scope sees it."""
-        partition = catalog.partitions.get(self._name)
-        ref = partition.standing(hi, lo) if partition else None
+        ref = catalog.partition(self._name).standing(hi, lo)
         session, role = self._narrowing()
         if ref is None or session not in (None, ref.get("session")) or role not in (None, ref.get("role")):
             return None
@@ -631,8 +717,7 @@ class Scope:
             self._touch(seqs, selection.now)
 
     def _touch(self, seqs: Sequence[int], now: int) -> None:
-        with self._engine.writing() as catalog:
-            catalog.touch(self._name, seqs, now)
+        self._engine.catalog.touch(self._name, seqs, now)
 
     def _find(self, id: object, key: object) -> tuple[Snapshot, I64]:
         """The positions of all versions of an id, or of all rows under a key, oldest first."""
@@ -643,8 +728,8 @@ class Scope:
 
     def _counts(self, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
         catalog, standing, versions = self._engine.catalog, np.zeros(len(KINDS), dtype=np.int64), 0
+        snapshots = [catalog.snapshot(name) for name in names]
         with catalog.lock:
-            snapshots = [catalog.snapshot(name) for name in names]
             held = sum(catalog.partitions[name].nbytes() for name in names if name in catalog.partitions)
         for snapshot in snapshots:
             versions += len(snapshot.positions(snapshot.masks(self._every(superseded=True))))
@@ -733,7 +818,7 @@ class Memory(Scope):
         """The (tenant, project) pairs that have rows."""
         self._engine.check_open()
         with self._engine.catalog.lock:
-            return sorted(self._engine.catalog.partitions)
+            return self._engine.catalog.scopes()
 
     def export(self, path: str | os.PathLike[str], format: str | None = None) -> int:
         """Writes the whole store, all scopes with all versions and counters, to a file; the number of rows written."""
@@ -765,19 +850,22 @@ class Memory(Scope):
             "embedder": None if embedder is None else {"name": embedder.name, "fingerprint": embedder.fingerprint},
             "weights": builtins.list(engine.weights),
             "decay_rate": engine.decay_rate,
-            "path": None if engine.saved is None else str(engine.saved.path),
+            "path": None if engine.directory is None else str(engine.directory.path),
         }
 
-    def save(self) -> None:
-        """Writes the store to its directory now, rather than when it is closed. Nothing to do for a store in RAM."""
-        self._engine.check_open()
-        self._engine.save()
+    def compact(self) -> CompactReport:
+        """Frees what was forgotten for good: after it, no file of the store has a byte of it, and no `restore` works.
+
+        Also joins small files. Readers and writers go on meanwhile.
+        """
+        engine = self._engine
+        engine.check_open()
+        if engine.directory is not None:
+            return engine.directory.maintenance.compact()
+        return engine.commits.sweep()
 
     def close(self) -> None:
-        """Saves a store that has a directory, and frees it. Closing twice is no error.
-
-        If it cannot be saved it stays open: free space and close it again, or export it elsewhere.
-        """
+        """Lets go of the store; all that was acknowledged is on disk already. Closing twice is no error."""
         self._engine.close()
         self._finalizer.detach()
 
@@ -800,19 +888,33 @@ def open(
     working_capacity: int = 20,
     working_tokens: int | None = None,
     count_tokens: CountTokens = estimate_tokens,
+    durability: str = "full",
+    lock_timeout: float = 10.0,
 ) -> Memory:
-    """Opens a memory: in RAM, or from a directory, which is made if it isn't there.
+    """Opens a memory: in RAM, or in a directory, which is made if it isn't there.
 
     `embedder` is "static", "hashed", an embedder object, a callable from texts to rows, or None (pass vectors
     yourself). It is loaded when it is first needed. `clock` returns the time for calls that don't pass `now=`.
-    `weights` and `decay_rate` (or `half_life`) are the defaults of `recall`. A directory is read when it is opened and
-    written whole when the store is closed or saved; one process has it open at a time.
+    `weights` and `decay_rate` (or `half_life`) are the defaults of `recall`.
+
+    A write to a directory is acknowledged when it is on disk. Any number of processes and threads may have the same
+    directory open; a write waits for those of others at most `lock_timeout` seconds, and then is `StoreLocked`.
+    `durability="relaxed"` leaves it to the system when to write to the disk: a crash of the machine (not of the
+    process) may then lose the last writes, and the store stays whole.
     """
     from memcore import embed
 
     chosen = None if embedder is None else embed.resolve(embedder)
+    directory = None
+    if path is not None:
+        from memcore.store.directory import open_directory
+
+        directory = open_directory(path, durability=durability, lock_timeout=lock_timeout)
+    catalog = Catalog() if directory is None else directory.catalog
     engine = Engine(
-        catalog=Catalog(*((None, None) if chosen is None else (chosen.dim, chosen.fingerprint))),
+        catalog=catalog,
+        commits=Commits(catalog) if directory is None else directory.commits,
+        directory=directory,
         embedder=chosen,
         clock=clock,
         weights=config.weights(weights),
@@ -823,8 +925,11 @@ def open(
         ),
         count_tokens=count_tokens,
     )
-    if path is not None:
-        engine.load(path)
+    try:
+        engine.begin()
+    except BaseException:
+        engine.close()
+        raise
     return Memory(engine)
 
 

@@ -203,7 +203,6 @@ def _report(
 ) -> Report:
     write_s = [seconds for life in lives for seconds in life.write_s]
     stats = mem.stats()
-    mem.save()
     rate = config.decay(settings.decay_rate, None, stats["decay_rate"])
     return Report(
         traces=[TraceCount(life.trace.name, len(life.trace.events), len(life.trace.questions)) for life in lives],

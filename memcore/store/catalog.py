@@ -1,7 +1,11 @@
 """What is in the store, over all scopes? Partitions, names, the commit order, and the one lock that writers take.
 
-Everything that can fail (checks, embedding) happens before the first row is written, and nothing slow happens under the
-lock. A commit is a few appends and marks: all of it, or none.
+This is the store as one process has it in RAM. A store in a directory has a `Journal` beside it, which is the truth for
+all processes: a partition is read from it when it is first asked for, and again when another process has written. A
+store without a directory is the same without the journal.
+
+A write is a function that changes partitions under the lock: a few appends and marks, all of it or none. Nothing slow
+runs under the lock, and readers don't take it.
 """
 
 from __future__ import annotations
@@ -9,19 +13,26 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from memcore import ids
+from memcore.clock import DAY
+from memcore.config import UNDO_DAYS
 from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed
-from memcore.store.partition import UPSERTED, Partition, Ref
-from memcore.store.segment import FIXED, MUTABLE, TEXTS, Columns, zeros
+from memcore.store.partition import SWEEP_SHARE, UPSERTED, Partition, Ref, Save, Shown
+from memcore.store.segment import FIXED, MARKS, MUTABLE, TEXTS, Columns, zeros
 from memcore.store.snapshot import Snapshot
 
+if TYPE_CHECKING:  # a store in RAM does without SQLite
+    from memcore.store.journal import Journal, State
+
+T = TypeVar("T")
 Name = tuple[str, str]  # of a scope: tenant, project
 CLOSED = "the store is closed; open it again with memcore.open"
 MOST_ACCESSES = 2**31 - 1  # what the column holds
@@ -69,20 +80,40 @@ class Commit:
     fresh: list[int]
 
 
+class Forgetting(NamedTuple):
+    """A commit that has forgotten something, at a time; `erased`: so that it cannot be restored."""
+
+    seq: int
+    scope: Name
+    at: int
+    erased: bool
+
+
 class Catalog:
-    def __init__(self, dim: int | None, fingerprint: str | None) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
         self.lock = threading.RLock()
-        self.dim = dim or 0
-        self.fingerprint = (
-            fingerprint  # of the embedder that made the vectors; None if callers pass them, or none is there
-        )
-        self.seq = 0
+        self.shown = threading.Condition(self.lock)  # a transaction has ended
+        self.journal = journal
+        self.dim = 0  # of the vectors; 0 until the first
+        # of the embedder that made the vectors; None if callers pass them, or none is there
+        self.fingerprint: str | None = None
+        self.seq = 0  # of the last commit, or of the last write of a transaction that is under way
         self.closed = False
-        self.changes = 0  # commits, and the marks and counts that take no seq
         self.partitions: dict[Name, Partition] = {}
         self.names: list[str] = []
+        self.foreign = 0  # the last commit by another process
+        self.generation = 0  # of the list of segment files
+        self.sealed_upto = 0  # rows up to this seq lie in segment files
+        self.forgettings: list[Forgetting] = []  # of a store in a directory only those under way
+        self.on_fork: list[Callable[[], None]] = []
+        self.quiet: list[threading.RLock] = []  # what a fork waits for, beside the catalog's own lock
         self._codes: dict[str, int] = {}
         self._ids = ids.IdMaker()
+        self._asked: object = None  # `Journal.changes` when the state was last read
+        self._accesses: deque[tuple[Name, Sequence[int], int]] = deque()  # not yet counted
+        self._counts: dict[tuple[Name, int], list[int]] = {}  # counted in RAM, and not yet on disk
+        self._begun: _Point | None = None  # what the transaction under way would take back
+        self._body: _Point | None = None  # what the write under way would take back
         with _forking:
             _catalogs.add(self)
 
@@ -103,32 +134,243 @@ class Catalog:
         """The code of a name, or -1, which no row has."""
         return self._codes.get(name, -1)
 
+    # Reading
+
     def snapshot(self, scope: Name) -> Snapshot:
-        with self.lock:
-            if self.closed:  # since the verb began: an empty answer would be a wrong one
-                raise StoreClosed(CLOSED)
-            partition = self.partitions.get(scope)
-            return Snapshot(
-                partition.segments if partition else (),
-                seq=self.seq,
-                tenant_id=scope[0],
-                project_id=scope[1],
-                dim=self.dim,
-                names=self.names,
-                keys=partition.keys if partition else {},
-                lapsed=partition.lapsed if partition else frozenset(),
-            )
+        """What readers see of a scope now. Waits for no writer."""
+        if self.closed:  # since the verb began: an empty answer would be a wrong one
+            raise StoreClosed(CLOSED)
+        self.look()
+        partition = self.partitions.get(scope)
+        if self.journal is not None and not self._current(partition):
+            with self.lock:
+                partition = self.loaded(scope)
+        return self._snapshot(scope, partition.shown if partition else _NOTHING)
+
+    def _snapshot(self, scope: Name, shown: Shown) -> Snapshot:
+        return Snapshot(shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names)
+
+    def as_written(self, scope: Name, partition: Partition) -> Snapshot:
+        """A scope with all that the transaction has done so far. Under the lock."""
+        sizes = tuple(segment.n for segment in partition.segments)
+        return self._snapshot(scope, Shown(self.seq, partition.segments, sizes))
 
     def snapshots(self) -> list[Snapshot]:
-        """All scopes at one moment."""
+        """All scopes that have rows, at one moment."""
         with self.lock:
-            return [self.snapshot(scope) for scope in sorted(self.partitions)]
+            if self.closed:
+                raise StoreClosed(CLOSED)
+            self.look()
+            return [self._snapshot(scope, self.partitions[scope].shown) for scope in self.scopes()]
+
+    def scopes(self) -> list[Name]:
+        """Those that have rows which are not forgotten, all of them read into RAM. Under the lock."""
+        names = set(self.partitions)
+        if self.journal is not None:
+            with self.journal.reading() as state:
+                names |= {(tenant, project) for tenant, project in self.journal.select(_SCOPES)}
+                for scope in names:
+                    if not self._current(self.partitions.get(scope)):
+                        self._read(scope, state)
+        return sorted(scope for scope in names if scope in self.partitions and self.partitions[scope].live())
+
+    # What other processes have written
+
+    def look(self) -> None:
+        """Notices what others have committed since: partitions that are behind are read when they are asked for."""
+        if self.journal is None:
+            return
+        asked = self.journal.changes()
+        if asked == self._asked:
+            return
+        with self.lock:
+            asked = self.journal.changes()
+            state = self.journal.state()
+            while self._begun is not None and state.seq > self.seq:  # the commit under way, and then another's
+                self.shown.wait()
+            self.notice(state)
+            self._asked = asked
+
+    def notice(self, state: State) -> None:
+        """Takes note of how far the store is. Under the lock."""
+        assert self.journal is not None
+        self.generation, self.sealed_upto = state.generation, state.sealed_upto
+        if state.seq > self.seq:
+            self.seq = self.foreign = state.seq
+        if self._begun is None:
+            if state.dim and not self.dim:
+                self.widen(state.dim)
+            if state.seq:
+                self.fingerprint = state.fingerprint
+            for name in self.journal.names_from(len(self.names)):
+                self._codes[name] = len(self.names)
+                self.names.append(name)
+
+    def _current(self, partition: Partition | None) -> bool:
+        """Whether a partition has all that was committed. One whose rows have moved to other files has."""
+        return partition is not None and (self.journal is None or partition.applied >= self.foreign)
+
+    def loaded(self, scope: Name) -> Partition | None:
+        """A partition as it is on disk, read as far as it isn't in RAM. Under the lock."""
+        partition = self.partitions.get(scope)
+        while self.journal is not None and not self._current(partition):
+            if partition is not None and (partition.added or partition.marks) and self._begun is not None:
+                self.shown.wait()  # ours is being written, and another process has written after it
+                continue
+            with self.journal.reading() as state:
+                partition = self._read(scope, state)
+            break
+        return partition
+
+    def renew(self, scope: Name) -> None:
+        """Has a partition in RAM use the files that now hold its rows. Under the lock."""
+        partition = self.partitions.get(scope)
+        if (
+            self.journal is not None
+            and partition is not None
+            and partition.generation != self.generation
+            and not (partition.added or partition.marks)  # a transaction is at it: later
+        ):
+            with self.journal.reading() as state:
+                self._read(scope, state)
+
+    def unsealed(self) -> int:
+        """About how many rows the journal has that no file has."""
+        return self.seq - self.sealed_upto
+
+    def _read(self, scope: Name, state: State) -> Partition | None:
+        """Reads what is new in a scope. Under the lock, inside `Journal.reading`."""
+        from memcore.store import load
+
+        assert self.journal is not None
+        if self._begun is None:
+            self.notice(state)
+        before = self.partitions.pop(scope, None)  # and not put back if it cannot be read
+        counts = {seq: counted for (name, seq), counted in self._counts.items() if name == scope}
+        partition = load.catch_up(before, self.journal, scope, state, self.dim, counts)
+        if partition is not None:
+            self.partitions[scope] = partition
+        return partition
+
+    # Writing: a transaction is one or several writes, each done or taken back
+
+    def transact(self, body: Callable[[], T]) -> T:
+        """One write of the transaction under way: all of it, or nothing. Under the lock."""
+        self._body = _Point(self)
+        try:
+            return body()
+        except BaseException:
+            self._take_back(self._body)
+            raise
+        finally:
+            self._body = None
+
+    def begin(self) -> None:
+        """Begins a transaction. The disk's write lock is taken, so no other process changes anything until it ends.
+        Under the lock.
+        """
+        if self._begun is not None:  # a signal's handler raised just where a transaction ends
+            self._abandon()
+        self.look()
+        self._begun = _Point(self)
+
+    def changed(self) -> dict[Name, Partition]:
+        """The partitions that the transaction has changed. Under the lock."""
+        assert self._begun is not None
+        return {scope: p for scope, (p, _) in self._begun.saves.items() if p.added or p.marks}
+
+    def new_names(self) -> tuple[int, list[str]]:
+        """The first code that the transaction has made, and the names from there on."""
+        assert self._begun is not None
+        return self._begun.names, self.names[self._begun.names :]
+
+    def new_forgettings(self) -> list[Forgetting]:
+        """What the transaction has forgotten. Under the lock."""
+        assert self._begun is not None
+        return [told for told in self.forgettings if told.seq > self._begun.seq]
+
+    def erased(self, seqs: set[int]) -> set[int]:
+        """Which of these commits have erased what they have forgotten. Under the lock."""
+        found = {told.seq for told in self.forgettings if told.erased}
+        if self.journal is not None:
+            with self.journal.reading():
+                found |= {seq for (seq,) in self.journal.select("SELECT seq FROM forgettings WHERE erased")}
+        return found & seqs
+
+    def nbytes(self) -> int:
+        """Bytes of all rows that are in RAM. Under the lock."""
+        return sum(partition.nbytes() for partition in self.partitions.values())
+
+    def sweep(self, *, all: bool = False) -> int:
+        """Frees rows in RAM that were forgotten too long ago to be restored, or `all`; how many. Under the lock."""
+        if self.journal is not None or not self.forgettings:
+            return 0
+        before = self.forgettings[-1].at - UNDO_DAYS * DAY
+        gone = {told.seq for told in self.forgettings if all or told.erased or told.at < before}
+        if not gone:
+            return 0
+        held = sum(segment.n for partition in self.partitions.values() for segment in partition.segments)
+        for partition in self.partitions.values():
+            partition.sweep(gone, 0 if all else SWEEP_SHARE)
+            partition.show(self.seq)
+        if all:
+            self.forgettings = []
+        return held - sum(segment.n for partition in self.partitions.values() for segment in partition.segments)
+
+    def show(self) -> None:
+        """Lets readers see what the transaction has done. Under the lock."""
+        if self._begun is not None:
+            for partition, _ in self._begun.saves.values():
+                partition.show(self.seq)
+                partition.applied = max(partition.applied, self.seq)
+        self._end()
+        if self.journal is not None:
+            self.forgettings.clear()
+            # Readers need not ask because of what this process wrote.
+            asked, state = self.journal.changes(), self.journal.state()
+            if (state.seq, state.generation) == (self.seq, self.generation):
+                self._asked = asked
+
+    def _abandon(self) -> None:
+        """Ends a transaction of which it is not known whether it is on disk: all is read again."""
+        if self.journal is None:
+            self.take_back()
+            return
+        self._end()
+        self.partitions, self.names, self._codes = {}, [], {}
+        self.seq = self.foreign = self.dim = 0
+        self._asked = None
+
+    def take_back(self) -> None:
+        """All as it was before the transaction. Under the lock."""
+        if self._begun is not None:
+            self._take_back(self._begun)
+        self._end()
+
+    def _end(self) -> None:
+        self._begun = None
+        self.shown.notify_all()
+
+    def _take_back(self, point: _Point) -> None:
+        for partition, save in point.saves.values():
+            partition.take_back(save)
+        if len(self.names) > point.names or len(self._codes) > point.names:
+            del self.names[point.names :]
+            self._codes = {name: code for name, code in self._codes.items() if code < point.names}
+        self.seq, self.dim, self.fingerprint = point.seq, point.dim, point.fingerprint
+        while self.forgettings and self.forgettings[-1].seq > point.seq:
+            self.forgettings.pop()
 
     def partition(self, scope: Name) -> Partition:
-        """The partition of a scope, made at its first write. Under the lock."""
-        if scope not in self.partitions:
-            self.partitions[scope] = Partition(self.dim)
-        return self.partitions[scope]
+        """The partition of a scope, to be changed by the write under way. Under the lock."""
+        partition = self.loaded(scope)
+        if partition is None:
+            partition = self.partitions.setdefault(scope, Partition(self.dim))
+            partition.applied, partition.generation = self.seq, self.generation
+        for point in (self._begun, self._body):
+            if point is not None and scope not in point.saves:
+                point.saves[scope] = partition, partition.save()
+        return partition
 
     def check_dim(self, dim: int) -> None:
         if self.dim and dim != self.dim:
@@ -141,10 +383,17 @@ class Catalog:
         """The first vector sets the width of a store that was opened without one. Under the lock."""
         self.check_dim(dim)
         if not self.dim:
-            self.dim = dim
-            for partition in self.partitions.values():
-                partition.dim = dim
-                for segment in partition.segments:
+            for scope in list(self.partitions):
+                self.partition(scope)  # so that it can be taken back
+            self.widen(dim)
+
+    def widen(self, dim: int) -> None:
+        """Gives all rows zero vectors of a width; none of them has a vector. Under the lock."""
+        self.dim = dim
+        for partition in self.partitions.values():
+            partition.dim = dim
+            for segment in partition.segments:
+                if segment.dim != dim:
                     segment.widen(dim)
 
     def commit(
@@ -162,7 +411,7 @@ class Catalog:
         in. An explicit id that is in use, or that isn't the one its key names, is `InvalidInput`. Under the lock.
         """
         self.encode(columns, names)
-        partition = self.partitions.get(scope) or Partition(self.dim)
+        partition = self.partition(scope)
         retries = _retries(partition, columns)
         total = len(columns["content"])
         fresh = [row for row in range(total) if row not in retries]
@@ -181,13 +430,10 @@ class Catalog:
                 columns["vector"] = np.zeros((n, self.dim), dtype=np.float32)
             else:
                 self.settle_dim(columns["vector"].shape[1])
-            partition.dim = self.dim
+            self.seq += n
             partition.append(columns, n)
             for old, by, at in replaced:
                 partition.supersede(old, by, at)
-            self.partitions[scope] = partition
-            self.seq += n
-            self.changes += 1
         return _committed(partition, columns, fresh, retries, total)
 
     def replace(self, partition: Partition, seq: int, changes: Mapping[str, Any], *, now: int) -> Columns:
@@ -198,17 +444,17 @@ class Catalog:
         ref = partition.ref(seq)
         columns = ref.columns()
         columns["idempotency_key"] = [None]  # the first version keeps it: a retry returns the record as it was made
-        for name in ("superseded_seq", "superseded_at"):
+        for name in MARKS:
             columns[name] = zeros(name, 1)
+        lapsed = bool(ref.get("lapsed"))
         for name, value in changes.items():
             columns[name] = [value] if name in TEXTS else np.array([value], dtype=columns[name].dtype)
         self.seq += 1
-        self.changes += 1
         start = max(now, ref.get("ingested_at"))
         for name, value in (("seq", self.seq), ("version", ref.get("version") + 1), ("ingested_at", start)):
             columns[name] = np.array([value], dtype=FIXED[name])
         partition.append(columns, 1)
-        if seq in partition.lapsed:
+        if lapsed:
             partition.revive(seq)
         else:
             partition.supersede(seq, self.seq, start)
@@ -217,46 +463,89 @@ class Catalog:
     def evict(self, partition: Partition, seqs: Sequence[int], now: int) -> None:
         """Rows stop standing without a next version, until one is made by `replace`. Under the lock."""
         self.seq += 1
-        self.changes += 1
         for seq in seqs:
             partition.supersede(seq, self.seq, max(now, partition.ref(seq).get("ingested_at")))
             partition.lapse(seq)
 
-    def forget(self, scope: Name, names: set[tuple[int, int]]) -> None:
-        """Forgets all versions of these ids (high half, low half), which are there. Under the lock."""
-        partition = self.partitions[scope]
-        self.seq += 1
-        self.changes += 1
-        partition.forget(names, self.seq)
-        if not partition.live():
-            del self.partitions[scope]
+    def forget(self, scope: Name, names: set[tuple[int, int]], now: int, *, erased: bool) -> int:
+        """Forgets all versions of these ids (high half, low half), which are there; the seq of that. Under the lock.
 
-    def touch(self, scope: Name, seqs: Iterable[int], now: int) -> None:
-        """Counts an access to each row that is still there. Under the lock."""
-        partition = self.partitions.get(scope)
-        if partition is None:
-            return
-        self.changes += 1
-        for seq in seqs:
-            ref = partition.at(seq)
-            if ref is not None:
-                last = ref.get("last_access")
-                ref.segment.set("access_count", ref.row, min(ref.get("access_count") + 1, MOST_ACCESSES))
-                ref.segment.set("last_access", ref.row, max(now, last) if last else now or 1)
-
-    def roll_back(self, seq: int, dim: int) -> None:
-        """Takes back what was done since the commit `seq`, when the width was `dim`. Under the lock.
-
-        What lies behind `seq` is dropped and marks that are later are taken off, by making the partitions anew from
-        their rows: slow, but it needs no step of a commit to have been finished.
+        What is `erased` cannot be restored.
         """
-        self.dim = dim
-        self.partitions = {
-            scope: partition if partition.stands_at(seq) and partition.dim == dim else partition.as_of(seq, dim)
-            for scope, partition in self.partitions.items()
-            if partition.began_by(seq)
-        }
-        self.seq = seq
+        partition = self.partition(scope)
+        self.seq += 1
+        self.forgettings.append(Forgetting(self.seq, scope, now, erased))
+        partition.forget(names, self.seq)
+        return self.seq
+
+    # Counting accesses, which is no write: it waits for nobody, and is on disk a while later
+
+    def touch(self, scope: Name, seqs: Sequence[int], now: int) -> None:
+        """Counts an access to each of these rows that is still there."""
+        self._accesses.append((scope, seqs, now))
+        if self.lock.acquire(blocking=False):
+            try:
+                self.count_accesses()
+            finally:
+                self.lock.release()
+
+    def count_accesses(self) -> None:
+        """Counts what `touch` was told while the lock was taken. Under the lock."""
+        while self._accesses:
+            scope, seqs, now = self._accesses.popleft()
+            partition = self.partitions.get(scope)
+            if partition is None:
+                continue
+            for seq in seqs:
+                if _count(partition, seq, 1, now or 1) and self.journal is not None:
+                    self._add_count((scope, seq), 1, now or 1)
+
+    def counts_taken(self) -> dict[tuple[Name, int], list[int]]:
+        """What has been counted since it was last on disk: (scope, seq) -> [accesses, the last]. Under the lock."""
+        taken, self._counts = self._counts, {}
+        return taken
+
+    def counts_kept(self, counts: dict[tuple[Name, int], list[int]]) -> None:
+        """Gives back what could not be written. Under the lock."""
+        for key, (count, last) in counts.items():
+            self._add_count(key, count, last)
+
+    def _add_count(self, key: tuple[Name, int], count: int, last: int) -> None:
+        held = self._counts.setdefault(key, [0, last])
+        held[0], held[1] = held[0] + count, max(held[1], last)
+
+    def forked(self) -> None:
+        """Tells those who keep something beside the catalog that this is a forked child."""
+        for tell in self.on_fork:
+            tell()
+
+
+class _Point:
+    """A state of the catalog that can be gone back to."""
+
+    __slots__ = ("dim", "fingerprint", "names", "saves", "seq")
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.seq = catalog.seq
+        self.dim = catalog.dim
+        self.fingerprint = catalog.fingerprint
+        self.names = len(catalog.names)
+        self.saves: dict[Name, tuple[Partition, Save]] = {}
+
+
+_NOTHING = Shown(0, (), ())
+_SCOPES = "SELECT tenant, project FROM scopes"
+
+
+def _count(partition: Partition, seq: int, count: int, last: int) -> bool:
+    """Adds accesses to a row, if it is there."""
+    ref = partition.at(seq)
+    if ref is None:
+        return False
+    ref.segment.set("access_count", ref.row, min(ref.get("access_count") + count, MOST_ACCESSES))
+    before = ref.get("last_access")
+    ref.segment.set("last_access", ref.row, max(last, before) if before else last)
+    return True
 
 
 def _retries(partition: Partition, columns: Columns) -> dict[int, tuple[int, int]]:
@@ -270,10 +559,12 @@ def _retries(partition: Partition, columns: Columns) -> dict[int, tuple[int, int
         if key is None:
             continue
         named = (int(columns["session"][row]), int(columns["role"][row]), key)
-        if named in partition.retries:
-            retries[row] = (partition.retries[named], 0)
-        elif named in here:
+        if named in here:
             retries[row] = (0, here[named])
+            continue
+        seq = partition.retry(*named)
+        if seq is not None:
+            retries[row] = (seq, 0)
         else:
             here[named] = row
     return retries
@@ -365,7 +656,7 @@ def _committed(
 
 
 # A process may fork while another of its threads writes. The child then has a copy of the store that must be whole, and
-# locks that must be free, so forking waits for the writers.
+# locks that must be free, so forking waits for the writers; and SQLite must not have anything open then.
 
 _catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
 _forking = threading.RLock()
@@ -376,14 +667,31 @@ def _before_fork() -> None:
     _forking.acquire()
     _waited_for.extend(_catalogs)
     for catalog in _waited_for:
+        for lock in catalog.quiet:
+            lock.acquire()
+        if catalog.journal is not None:
+            catalog.journal.busy.acquire()
         catalog.lock.acquire()
+        if catalog.journal is not None:
+            catalog.journal.suspend()
 
 
 def _after_fork() -> None:
     for catalog in _waited_for:
         catalog.lock.release()
+        if catalog.journal is not None:
+            catalog.journal.busy.release()
+        for lock in catalog.quiet:
+            lock.release()
     _waited_for.clear()
     _forking.release()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+def _after_fork_in_child() -> None:
+    for catalog in _waited_for:
+        catalog.counts_taken()  # they are the parent's to write
+        catalog.forked()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -1,14 +1,14 @@
 """What does one scope hold? All rows of one (tenant, project), in commit order, apart from every other scope's.
 
 Scopes are separate objects rather than a filter over shared rows: a scan of one cannot see another's rows, whatever the
-filter says. A row version is named by its seq, which stays when its segment is rewritten. Nothing here takes a lock;
-the catalog does.
+filter says. A row version is named by its seq, which stays when its segment is rewritten. Writers change a partition
+under the catalog's lock, and every change can be taken back until it is shown; readers see what was shown last.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +19,7 @@ from memcore.store.segment import Columns, Segment
 
 WORKING = KINDS.index("working")
 UPSERTED = (KINDS.index("semantic"), KINDS.index("procedural"))  # the kinds whose key names one record
-_SWEEP_SHARE = (
-    4  # a segment is rewritten once a quarter of its rows is forgotten: at most 4 rows copied a forgotten row
-)
-
-_ENTRY_BYTES = 160  # of a key's text and its list of seqs, about, beside the index itself
+SWEEP_SHARE = 4  # a segment is rewritten once a quarter of its rows may go: at most 4 rows copied for each one
 
 Conversation = tuple[int, int]  # the codes of a session and a role
 
@@ -49,17 +45,53 @@ class Ref(NamedTuple):
         """The id, in two halves."""
         return self.get("id_hi"), self.get("id_lo")
 
+    @property
+    def conversation(self) -> Conversation:
+        return self.get("session"), self.get("role")
+
+
+class Shown(NamedTuple):
+    """The rows that readers see: so many of each segment, as they stood at the commit `seq`. Never changed."""
+
+    seq: int
+    segments: tuple[Segment, ...]
+    sizes: tuple[int, ...]
+
+
+class Mark(NamedTuple):
+    """A change of one of the `MARKS`, and what was there before."""
+
+    segment: Segment
+    row: int
+    name: str
+    before: int
+
+
+class Save(NamedTuple):
+    """A point to which changes can be taken back."""
+
+    segments: tuple[Segment, ...]
+    sizes: tuple[int, ...]
+    added: int
+    marks: int
+    dim: int
+
 
 class Partition:
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.segments: tuple[Segment, ...] = ()  # replaced, never changed
-        self.keys: dict[str, list[int]] = {}  # the seqs of the rows written under a key, rising; none that is forgotten
-        self.retries: dict[tuple[int, int, str], int] = {}  # (session, role, idempotency key) -> seq of its first row
-        self.lapsed: set[int] = set()  # the seqs of the last versions of memories of which none stands
+        self.shown = Shown(0, (), ())
+        # What has been done since it was last shown: rows, as the columns they came in, and marks.
+        self.added: list[Columns] = []
+        self.marks: list[Mark] = []
         # The working memory of each conversation, oldest first: what it holds, and what has fallen out (and so lapsed).
         self.held: dict[Conversation, dict[int, None]] = {}
         self.fallen: dict[Conversation, dict[int, None]] = {}
+        # How far it is as the disk is: the commit, the list of segments, the flush of the counters.
+        self.applied = 0
+        self.generation = 0
+        self.touched = 0
 
     # Reading
 
@@ -93,10 +125,19 @@ class Partition:
 
     def by_key(self, kind: int, key: str) -> Ref | None:
         """The standing row that a key of an upserted kind names."""
-        for seq in reversed(self.keys.get(key, ())):
-            ref = self.ref(seq)
-            if ref.get("kind") == kind and not ref.get("superseded_seq"):
-                return ref
+        for segment in reversed(self.segments):
+            for row in reversed(segment.rows_under(key)):
+                ref = Ref(segment, row)
+                if ref.get("kind") == kind and not ref.get("superseded_seq") and not ref.get("forgotten_seq"):
+                    return ref
+        return None
+
+    def retry(self, session: int, role: int, key: str) -> int | None:
+        """The seq of the first row that was written with this idempotency key in a session and role."""
+        for segment in self.segments:
+            row = segment.retry_of(session, role, key)
+            if row is not None:
+                return segment.get("seq", row)
         return None
 
     def live(self) -> int:
@@ -104,60 +145,15 @@ class Partition:
         return sum(segment.n - segment.forgotten for segment in self.segments)
 
     def nbytes(self) -> int:
-        """Bytes of the rows and of what finds them by key."""
-        indexes: tuple[Sized, ...] = (self.keys, self.retries, self.lapsed, self.held, self.fallen)
-        found = sum(sys.getsizeof(index) for index in indexes) + _ENTRY_BYTES * (len(self.keys) + len(self.retries))
+        """Bytes of the rows and of what finds them."""
+        found = sum(sys.getsizeof(index) for index in (self.held, self.fallen))
         return sum(segment.nbytes() for segment in self.segments) + found
-
-    # Taking back
-
-    def began_by(self, seq: int) -> bool:
-        """Whether any row is of the commit `seq` or earlier."""
-        return any(segment.n and segment.get("seq", 0) <= seq for segment in self.segments)
-
-    def stands_at(self, seq: int) -> bool:
-        """Whether nothing here is later than the commit `seq`."""
-        columns = [segment.view().columns for segment in self.segments]
-        return not any((c[name] > seq).any() for c in columns for name in ("seq", "superseded_seq", "forgotten_seq"))
-
-    def as_of(self, seq: int, dim: int) -> Partition:
-        """All anew, from the rows up to the commit `seq` and what had become of them by then.
-
-        Of a segment only the first `n` rows are read, which are whole: `append` counts a row when all its columns are
-        there.
-        """
-        new = Partition(dim)
-        for segment in self.segments:
-            c = segment.view().columns
-            forgotten = (c["forgotten_seq"] != 0) & (c["forgotten_seq"] <= seq)
-            columns = segment.batch(np.flatnonzero((c["seq"] <= seq) & ~forgotten))
-            n = len(columns["seq"])
-            later = columns["superseded_seq"] > seq
-            for name in ("superseded_seq", "superseded_at"):
-                columns[name] = np.where(later, 0, columns[name])
-            columns["forgotten_seq"] = segments.zeros("forgotten_seq", n)
-            if columns["vector"].shape[1] != dim:
-                columns["vector"] = np.zeros((n, dim), dtype=np.float32)
-            new.append(columns, n)
-        first: dict[tuple[int, int], int] = {}
-        last: dict[tuple[int, int], Ref] = {}
-        for segment in new.segments:
-            for row in range(segment.n):
-                ref = Ref(segment, row)
-                first.setdefault(ref.name, ref.get("seq"))
-                last[ref.name] = ref
-        for ref in last.values():
-            if ref.get("superseded_seq"):
-                new.lapse(ref.get("seq"))
-        for conversations in (new.held, new.fallen):  # an update keeps a message's place
-            for conversation, seqs in conversations.items():
-                conversations[conversation] = dict.fromkeys(sorted(seqs, key=lambda s: first[new.ref(s).name]))
-        return new
 
     # Writing
 
     def append(self, columns: Columns, n: int) -> None:
-        """Appends rows with rising seqs, and finds them by their keys from now on."""
+        """Appends rows with rising seqs."""
+        self.added.append(columns)
         row = 0
         while row < n:
             if not self.segments or self.segments[-1].sealed:
@@ -167,21 +163,21 @@ class Partition:
             if tail.full:
                 tail.seal()
         seqs = columns["seq"]
-        for row, key in enumerate(columns["key"]):
-            if key is not None:
-                self.keys.setdefault(key, []).append(int(seqs[row]))
-        for row, key in enumerate(columns["idempotency_key"]):
-            if key is not None:
-                self.retries.setdefault((*_conversation(columns, row), key), int(seqs[row]))
-        for row in np.flatnonzero((columns["kind"] == WORKING) & (columns["superseded_seq"] == 0)).tolist():
-            self.held.setdefault(_conversation(columns, row), {})[int(seqs[row])] = None
+        standing = (columns["superseded_seq"] == 0) & (columns["forgotten_seq"] == 0)
+        for row in np.flatnonzero((columns["kind"] == WORKING) & standing).tolist():
+            self.held.setdefault((int(columns["session"][row]), int(columns["role"][row])), {})[int(seqs[row])] = None
+
+    def put(self, ref: Ref, name: str, value: int) -> None:
+        """Sets one of the `MARKS` of a row."""
+        self.marks.append(Mark(ref.segment, ref.row, name, ref.get(name)))
+        ref.segment.set(name, ref.row, value)
 
     def supersede(self, seq: int, by: int, at: int) -> None:
         """Marks a row as replaced by the commit `by` at the time `at`. A working memory keeps its place."""
         ref = self.ref(seq)
-        ref.segment.set("superseded_at", ref.row, at)
-        ref.segment.set("superseded_seq", ref.row, by)
-        conversation = (ref.get("session"), ref.get("role"))
+        self.put(ref, "superseded_at", at)
+        self.put(ref, "superseded_seq", by)
+        conversation = ref.conversation
         held = self.held.get(conversation, {})
         if seq in held and by in held:
             self.held[conversation] = {by if other == seq else other: None for other in held if other != by}
@@ -189,67 +185,125 @@ class Partition:
 
     def lapse(self, seq: int) -> None:
         """Tells that a superseded row has no later version."""
-        self.lapsed.add(seq)
         ref = self.ref(seq)
+        self.put(ref, "lapsed", 1)
         if ref.get("kind") == WORKING:
-            self.fallen.setdefault((ref.get("session"), ref.get("role")), {})[seq] = None
-
-    def settle_order(self) -> None:
-        """Puts working memories where they were first said, after rows came in by their last versions."""
-        for conversation, seqs in self.held.items():
-            self.held[conversation] = dict.fromkeys(sorted(seqs, key=self._first))
-
-    def _first(self, seq: int) -> int:
-        """The seq of the first version of a row's memory."""
-        hi, lo = self.ref(seq).name
-        return min(segment.get("seq", int(row)) for segment in self.segments for row in segment.view().rows_of(hi, lo))
+            self.fallen.setdefault(ref.conversation, {})[seq] = None
 
     def revive(self, seq: int) -> None:
         """Tells that a lapsed row gets a later version after all."""
         ref = self.ref(seq)
-        self.lapsed.discard(seq)
-        _drop(self.fallen, (ref.get("session"), ref.get("role")), seq)
+        self.put(ref, "lapsed", 0)
+        _drop(self.fallen, ref.conversation, seq)
 
     def forget(self, names: set[tuple[int, int]], seq: int) -> None:
-        """Marks all versions of these ids as never to be seen again, as of any moment; the space is freed by and by."""
-        gone: set[int] = set()
-        keys: set[str] = set()
+        """Marks all versions of these ids as never to be seen again, as of any moment."""
         for segment in self.segments:
             rows = _unforgotten(segment, names)
             for row in rows:
-                segment.set("forgotten_seq", row, seq)
                 ref = Ref(segment, row)
-                gone.add(ref.get("seq"))
-                self._unlink(ref, keys)
+                self.put(ref, "forgotten_seq", seq)
+                _drop(self.held, ref.conversation, ref.get("seq"))
+                _drop(self.fallen, ref.conversation, ref.get("seq"))
             segment.forgotten += len(rows)
-        for key in keys:  # a new list: a reader may hold the old one
-            left = [other for other in self.keys.pop(key) if other not in gone]
-            if left:
-                self.keys[key] = left
-        self.lapsed -= gone
-        self._sweep()
 
-    def _unlink(self, ref: Ref, keys: set[str]) -> None:
-        """Takes a row out of what finds it, but for its key, which is added to `keys`."""
-        seq, conversation = ref.get("seq"), (ref.get("session"), ref.get("role"))
-        key, retry = ref.text("key"), ref.text("idempotency_key")
-        if key is not None:
-            keys.add(key)
-        if retry is not None and self.retries.get((*conversation, retry)) == seq:
-            del self.retries[*conversation, retry]
-        _drop(self.held, conversation, seq)
-        _drop(self.fallen, conversation, seq)
-
-    def _sweep(self) -> None:
-        """Rewrites segments of which a quarter is forgotten, and joins small ones: bytes and segments stay bounded."""
-        kept: list[Segment] = []
+    def forgotten(self, names: set[tuple[int, int]]) -> list[Ref]:
+        """The versions of these ids that were forgotten last, as long as they lie here, oldest first."""
+        found: dict[tuple[int, int], list[Ref]] = {}
         for segment in self.segments:
-            if segment.forgotten == segment.n:
+            for row in segment.view().rows_with(names).tolist():
+                ref = Ref(segment, row)
+                if ref.get("forgotten_seq"):
+                    mine = found.setdefault(ref.name, [])
+                    if mine and mine[0].get("forgotten_seq") < ref.get("forgotten_seq"):
+                        mine.clear()
+                    if not mine or mine[0].get("forgotten_seq") == ref.get("forgotten_seq"):
+                        mine.append(ref)
+        return sorted((ref for refs in found.values() for ref in refs), key=lambda ref: ref.get("seq"))
+
+    def remember_again(self, refs: Iterable[Ref]) -> None:
+        """Takes back that these rows were forgotten."""
+        for ref in refs:
+            self.put(ref, "forgotten_seq", 0)
+            ref.segment.count_forgotten()
+        self.find_conversations()
+
+    # Showing, and taking back
+
+    def show(self, seq: int) -> None:
+        """Lets readers see all that has been done, as of the commit `seq`."""
+        self.shown = Shown(seq, self.segments, tuple(segment.n for segment in self.segments))
+        self.added, self.marks = [], []
+
+    def save(self) -> Save:
+        sizes = tuple(segment.n for segment in self.segments)
+        return Save(self.segments, sizes, len(self.added), len(self.marks), self.dim)
+
+    def take_back(self, save: Save) -> None:
+        """All as it was at the save.
+
+        Needs no step since then to have been finished: rows count only when they are whole, and a mark is noted before
+        it is set. A segment that got rows is copied without them, since a reader may hold it.
+        """
+        if (len(self.added), len(self.marks), self.dim) == (save.added, save.marks, save.dim):
+            return  # every change begins by being noted there
+        for mark in reversed(self.marks[save.marks :]):
+            mark.segment.set(mark.name, mark.row, mark.before)
+        del self.added[save.added :], self.marks[save.marks :]
+        kept = []
+        for segment, n in zip(save.segments, save.sizes, strict=True):
+            if segment.n != n:
+                segment = rewritten([segment], np.arange(n), sealed=False)
+            if segment.dim != save.dim:
+                segment.widen(save.dim)
+            segment.count_forgotten()
+            kept.append(segment)
+        self.segments, self.dim = tuple(kept), save.dim
+        self.find_conversations()
+
+    def find_conversations(self) -> None:
+        """Finds what each working memory holds and what has fallen out of it, from the rows.
+
+        An update keeps a message's place, so what it holds is in the order of the first versions.
+        """
+        self.held, self.fallen = {}, {}
+        first: dict[tuple[int, int], int] = {}
+        held: list[tuple[int, Conversation, int]] = []
+        fallen: list[tuple[int, int, Conversation, int]] = []
+        for segment in self.segments:
+            if WORKING not in segment.kinds:
                 continue
-            if segment.forgotten * _SWEEP_SHARE >= segment.n:
-                segment = _rewritten([segment], self.dim)
+            c = segment.view().columns
+            for row in np.flatnonzero((c["kind"] == WORKING) & (c["forgotten_seq"] == 0)).tolist():
+                ref = Ref(segment, row)
+                seq = ref.get("seq")
+                place = first.setdefault(ref.name, seq)
+                if not ref.get("superseded_seq"):
+                    held.append((place, ref.conversation, seq))
+                elif ref.get("lapsed"):
+                    fallen.append((ref.get("superseded_seq"), place, ref.conversation, seq))
+        for _, conversation, seq in sorted(held):
+            self.held.setdefault(conversation, {})[seq] = None
+        for _, _, conversation, seq in sorted(fallen):
+            self.fallen.setdefault(conversation, {})[seq] = None
+
+    # Freeing
+
+    def sweep(self, commits: set[int], share: int) -> None:
+        """Drops rows that these commits have forgotten, from segments of which they are at least one in `share`, and
+        joins small segments: bytes and segments stay bounded. Of a store in RAM; files are for `Maintenance`.
+        """
+        kept: list[Segment] = []
+        wanted = np.fromiter(commits, np.int64, len(commits))
+        for segment in self.segments:
+            may_go = np.isin(segment.view().columns["forgotten_seq"], wanted)
+            count = int(np.count_nonzero(may_go))
+            if count == segment.n:
+                continue
+            if count * (share or segment.n) >= segment.n:
+                segment = rewritten([segment], np.flatnonzero(~may_go), sealed=segment.sealed)
             if kept and segment.sealed and _small(kept[-1], segment):
-                segment = _rewritten([kept.pop(), segment], self.dim)
+                segment = rewritten([kept.pop(), segment], None, sealed=True)
             kept.append(segment)
         self.segments = tuple(kept)
 
@@ -267,21 +321,17 @@ def _small(*parts: Segment) -> bool:
     return rows <= segments.ROWS // 2 and text_bytes <= segments.TEXT_BYTES // 2
 
 
-def _rewritten(old: Iterable[Segment], dim: int) -> Segment:
-    """What is not forgotten of some segments, in one; sealed if they are."""
-    new = Segment(dim)
-    sealed = True
+def rewritten(old: Iterable[Segment], rows: np.ndarray[tuple[int], np.dtype[np.int64]] | None, sealed: bool) -> Segment:
+    """Rows of some segments, all by default, in a new one."""
+    old = list(old)
+    new = Segment(old[0].dim)
     for segment in old:
-        sealed = segment.sealed
-        rows = np.flatnonzero(segment.view().columns["forgotten_seq"] == 0)
-        new.append(segment.batch(rows), 0, len(rows))
-    if sealed:
+        at = np.arange(segment.n) if rows is None else rows
+        new.append(segment.batch(at), 0, len(at))
+    new.count_forgotten()
+    if sealed and new.n:
         new.seal()
     return new
-
-
-def _conversation(columns: Columns, row: int) -> Conversation:
-    return int(columns["session"][row]), int(columns["role"][row])
 
 
 def _drop(conversations: dict[Conversation, dict[int, None]], conversation: Conversation, seq: int) -> None:

@@ -89,7 +89,7 @@ def restore(catalog: Catalog, rows: Rows) -> int:
     new: dict[Name, I64] = {}
     for scope, places in _by_scope(rows.names):
         ordered = places[np.argsort(c["seq"][places], kind="stable")]
-        unknown = _unknown(catalog.partitions.get(scope), c, ordered)
+        unknown = _unknown(catalog.partition(scope), c, ordered)
         if len(unknown):
             new[scope] = unknown
     if not new:
@@ -106,7 +106,6 @@ def restore(catalog: Catalog, rows: Rows) -> int:
     for scope, places in new.items():
         _add(catalog.partition(scope), rows.columns, places, rows.vectors)
     catalog.seq = int(c["seq"][every[-1]])
-    catalog.changes += 1
     return len(every)
 
 
@@ -125,10 +124,10 @@ def _names(columns: Columns, places: I64) -> list[tuple[int, int]]:
     return list(zip(columns["id_hi"][places].tolist(), columns["id_lo"][places].tolist(), strict=True))
 
 
-def _unknown(partition: Partition | None, columns: Columns, places: I64) -> I64:
+def _unknown(partition: Partition, columns: Columns, places: I64) -> I64:
     """Those of the rows that are new: of a memory that isn't here, and a version that the file didn't tell before."""
     names = _names(columns, places)
-    here = partition.known(set(names)) if partition else set()
+    here = partition.known(set(names))
     told: set[tuple[tuple[int, int], int]] = set()
     unknown = []
     for place, name, version in zip(places.tolist(), names, columns["version"][places].tolist(), strict=True):
@@ -151,7 +150,7 @@ def _add(partition: Partition, c: Columns, places: I64, vectors: Vectors) -> Non
         if c["superseded_seq"][place]:
             partition.lapse(int(c["seq"][place]))
     if ((c["kind"][places] == WORKING) & (c["version"][places] > 1)).any():
-        partition.settle_order()
+        partition.find_conversations()
 
 
 def _retire(columns: Columns, place: int, at: int) -> None:

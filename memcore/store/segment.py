@@ -1,13 +1,16 @@
 """Where do rows lie? A segment: up to 32,768 record versions of one scope as columns, appended to until it is sealed.
 
 Fixed-width columns are NumPy arrays, doubled when full, so that an append costs O(1) on average; texts are lists until
-the segment is sealed into Arrow arrays. A row is never changed but for the marks and counters in `MUTABLE`, and is
-never moved inside a segment, so that a reader may keep a `View` of the first rows while the writer goes on.
+the segment is sealed into Arrow arrays. A segment that lies in a file is sealed, and its arrays are the file's own
+bytes, memory-mapped. A row is never changed but for the marks and counters in `MUTABLE`, and is never moved inside a
+segment, so that a reader may take a `View` of the first rows at any moment, without a lock, while the writer goes on:
+what is behind them, and marks with a later seq, are none of its concern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,14 +45,17 @@ FIXED: dict[str, npt.DTypeLike] = {
     "superseded_seq": np.int64,  # 0: stands; else the seq of the commit that replaced the row
     "superseded_at": np.int64,  # the time of that commit
     "forgotten_seq": np.int64,  # 0: not forgotten; else the seq of the commit that forgot the row
+    "lapsed": np.bool_,  # superseded, and no later version has come: none of the memory's versions stands
 }
 TEXTS = ("key", "content", "metadata", "idempotency_key")
-MUTABLE = ("access_count", "last_access", "superseded_seq", "superseded_at", "forgotten_seq")
+MARKS = ("superseded_seq", "superseded_at", "forgotten_seq", "lapsed")
+COUNTERS = ("access_count", "last_access")
+MUTABLE = (*COUNTERS, *MARKS)
 # All zero in most segments: such a column has no array until a row needs it (53 of about 120 bytes a row).
 SPARSE = frozenset((*MUTABLE, "expires_at", "untrusted", "tokens"))
 # The columns that kernels read have one layout, contiguous, since Numba compiles by it. Of the others, one that holds
 # the same value throughout a sealed segment is kept as that value.
-_SCANNED = frozenset(("id_hi", "id_lo", "event_time", "importance", "vector"))
+SCANNED = frozenset(("id_hi", "id_lo", "event_time", "importance", "vector"))
 
 Columns = dict[str, Any]  # by the names of FIXED and TEXTS, and "vector"
 Codes = tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]
@@ -72,13 +78,18 @@ class View:
     may run on behind `n`: lists, Arrow arrays once sealed, None for a column without texts.
     """
 
-    __slots__ = ("_range", "columns", "kinds", "n", "sealed", "texts")
+    __slots__ = ("_range", "columns", "kinds", "made_of", "n", "sealed", "texts")
 
     def __init__(
-        self, n: int, columns: Columns, texts: dict[str, Any], kinds: frozenset[int], id_range: tuple[int, int] | None
+        self, n: int, arrays: Columns, texts: dict[str, Any], kinds: frozenset[int], id_range: tuple[int, int] | None
     ) -> None:
         self.n = n
-        self.columns = columns
+        self.made_of = arrays
+        self.columns: Columns = {}
+        for name in (*FIXED, "vector"):
+            array = arrays.get(name)
+            self.columns[name] = array[:n] if array is not None else zeros(name, n)
+            self.columns[name].flags.writeable = False
         self.texts = texts
         self.kinds = kinds
         self.sealed = id_range is not None
@@ -125,11 +136,12 @@ class View:
 
 
 class Segment:
-    """The writer's side. Under the catalog's lock, but for `codes` and `derived`."""
+    """The writer's side. Under the catalog's lock, but for `view`, `rows_under`, `codes` and `derived`."""
 
     __slots__ = (
         "_arrays",
         "_codes",
+        "_index",
         "_range",
         "_room",
         "_texts",
@@ -139,10 +151,12 @@ class Segment:
         "kinds",
         "n",
         "sealed",
+        "source",
         "text_bytes",
     )
 
     def __init__(self, dim: int) -> None:
+        self.source: object = None  # the part of a file in which it lies
         self.n = 0
         self.sealed = False
         self.forgotten = 0  # rows that are forgotten and still lie here
@@ -155,6 +169,26 @@ class Segment:
         self._range: tuple[int, int] | None = None  # the lowest and the highest id, once sealed
         self._view: View | None = None
         self._codes: Codes | None = None
+        self._index: dict[str, _Index] = {}  # by text column; made when it is first asked
+
+    @classmethod
+    def mapped(
+        cls,
+        source: object,
+        n: int,
+        arrays: Columns,
+        texts: dict[str, Any],
+        kinds: frozenset[int],
+        id_range: tuple[int, int],
+        text_bytes: int,
+    ) -> Segment:
+        """A sealed segment over arrays that lie elsewhere, such as in a file."""
+        made = cls(0)
+        made.source, made.n, made.sealed, made.kinds = source, n, True, kinds
+        made._arrays, made._texts, made._range, made._room = arrays, texts, id_range, n
+        made.text_bytes = text_bytes
+        made.forgotten = int(np.count_nonzero(arrays["forgotten_seq"])) if "forgotten_seq" in arrays else 0
+        return made
 
     @property
     def full(self) -> bool:
@@ -175,7 +209,7 @@ class Segment:
             if name in SPARSE and name not in self._arrays:
                 if (rows.strides == (0,) and not rows[0]) or not rows.any():
                     continue
-                self._arrays[name] = np.zeros(self._room, dtype=FIXED[name])
+                self._add_column(name)
             self._arrays[name][begin:end] = rows
         for name in TEXTS:
             texts = columns[name][start:stop]
@@ -185,7 +219,6 @@ class Segment:
                 self._texts[name] = [None] * begin
             self._texts[name][begin:] = texts  # over what an append that was interrupted has left there
         self.kinds |= set(columns["kind"][start:stop].tolist())
-        self._view = None
         self.n = end  # the last step: an exception before it leaves the segment as it was
         return stop
 
@@ -229,6 +262,7 @@ class Segment:
         hi, lo = self._arrays["id_hi"], self._arrays["id_lo"]
         low, high = int(hi.min()), int(hi.max())
         self._range = (low << 64 | int(lo[hi == low].min()), high << 64 | int(lo[hi == high].max()))
+        self._index = {}
         self._room, self._view, self.sealed = self.n, None, True
 
     def widen(self, dim: int) -> None:
@@ -236,16 +270,12 @@ class Segment:
         self._arrays = {**self._arrays, "vector": np.zeros((self._room, dim), dtype=np.float32)}
         self._view = self._codes = None
 
-    def view(self) -> View:
-        """The rows so far. Under the lock: one made while another thread widens would outlive it."""
-        view = self._view
-        if view is None:
-            arrays, columns = self._arrays, {}
-            for name in (*FIXED, "vector"):
-                array = arrays.get(name)
-                columns[name] = array[: self.n] if array is not None else zeros(name, self.n)
-                columns[name].flags.writeable = False
-            view = self._view = View(self.n, columns, self._texts, self.kinds, self._range)
+    def view(self, n: int | None = None) -> View:
+        """The first `n` rows, all by default."""
+        n = self.n if n is None else n
+        view, arrays, texts = self._view, self._arrays, self._texts
+        if view is None or view.n != n or view.made_of is not arrays or view.texts is not texts:
+            view = self._view = View(n, arrays, texts, self.kinds, self._range)
         return view
 
     def codes(self) -> Codes:
@@ -267,9 +297,25 @@ class Segment:
         if name not in self._arrays:
             if not value:
                 return
-            self._view = None
-            self._arrays[name] = np.zeros(self._room, dtype=FIXED[name])
+            self._add_column(name)
         self._arrays[name][row] = value
+
+    def _add_column(self, name: str) -> None:
+        """In a new dict, so that a view of the old one is known to lack it."""
+        self._arrays = {**self._arrays, name: np.zeros(self._room, dtype=FIXED[name])}
+
+    def mark(self, columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64]) -> None:
+        """Sets some of the `MUTABLE` columns at many rows."""
+        for name, values in columns.items():
+            if name in self._arrays or values.any():
+                if name not in self._arrays:
+                    self._add_column(name)
+                self._arrays[name][rows] = values
+        self.count_forgotten()
+
+    def count_forgotten(self) -> None:
+        gone = self._arrays.get("forgotten_seq")
+        self.forgotten = 0 if gone is None else int(np.count_nonzero(gone[: self.n]))
 
     def get(self, name: str, row: int) -> int:
         """One value of a fixed-width column of whole numbers."""
@@ -278,6 +324,25 @@ class Segment:
 
     def text(self, name: str, row: int) -> str | None:
         return self.view().text(name, row)
+
+    def rows_under(self, key: str) -> list[int]:
+        """The rows written under a key, forgotten ones too, oldest first. May be asked without the lock."""
+        return self._indexed("key").rows(key)
+
+    def retry_of(self, session: int, role: int, key: str) -> int | None:
+        """The first row that was written with this idempotency key in a session and role, if it is not forgotten."""
+        for row in self._indexed("idempotency_key").rows(key):
+            mine = (self.get("session", row), self.get("role", row)) == (session, role)
+            if mine and not self.get("forgotten_seq", row):
+                return row
+        return None
+
+    def _indexed(self, name: str) -> _Index:
+        index = self._index.get(name)
+        if index is None or index.texts is not self._texts[name]:
+            index = self._index[name] = _Index(self._texts[name])
+        index.reach(self.n)
+        return index
 
     def row_of(self, seq: int) -> int | None:
         row = int(np.searchsorted(self._arrays["seq"][: self.n], seq))
@@ -293,7 +358,9 @@ class Segment:
         return columns
 
     def nbytes(self) -> int:
-        """Bytes of the rows held: vectors, columns and texts, int8 codes, and what filters have read out of them."""
+        """Bytes of the rows held: vectors, columns and texts, int8 codes, indexes, and what filters have read out of
+        them.
+        """
         fixed: int = sum(
             self.n * a.itemsize * (self.dim if name == "vector" else 1) if a.strides != (0,) else a.itemsize
             for name, a in self._arrays.items()
@@ -301,7 +368,53 @@ class Segment:
         held = [texts for texts in self._texts.values() if texts is not None]
         texts = sum(int(t.nbytes) for t in held) if self.sealed else self.text_bytes + _STR_BYTES * self.n * len(held)
         codes = sum(array.nbytes for array in self._codes) if self._codes else 0
+        codes += sum(index.nbytes() for index in tuple(self._index.values()))
         return fixed + texts + codes + sum(int(values.nbytes) for values in tuple(self.derived.values()))
+
+
+_INDEX_ENTRY = 160  # bytes of a key's text and its list of rows in a dict, about
+_indexing = threading.Lock()
+
+
+class _Index:
+    """Finds the rows of a text column by their text: a dict while it grows, sorted hashes once the column is Arrow's.
+
+    The hashes take 12 bytes a row that has a text, where the dict takes 160; a look-up is 3 µs in both.
+    """
+
+    __slots__ = ("_hashes", "_reached", "_rows", "_seen", "texts")
+
+    def __init__(self, texts: Any) -> None:
+        self.texts = texts
+        self._reached = 0
+        self._seen: dict[str, list[int]] = {}
+        self._hashes: npt.NDArray[np.int64] | None = None
+        self._rows = np.empty(0, dtype=np.int32)
+        if isinstance(texts, pa.Array):
+            present = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+            hashes = np.fromiter(map(hash, texts.drop_null().to_pylist()), np.int64, len(present))
+            order = np.argsort(hashes, kind="stable")
+            self._hashes, self._rows = hashes[order], present[order].astype(np.int32)
+
+    def reach(self, n: int) -> None:
+        """Takes in the rows up to `n`, if texts have been added."""
+        if self._hashes is not None or self.texts is None or self._reached >= n:
+            return
+        with _indexing:
+            for row in range(self._reached, n):
+                if self.texts[row] is not None:
+                    self._seen.setdefault(self.texts[row], []).append(row)
+            self._reached = max(n, self._reached)
+
+    def rows(self, text: str) -> list[int]:
+        if self._hashes is None:
+            return list(self._seen.get(text, ()))
+        first, last = (int(np.searchsorted(self._hashes, hash(text), side)) for side in ("left", "right"))
+        return [row for row in self._rows[first:last].tolist() if self.texts[row].as_py() == text]
+
+    def nbytes(self) -> int:
+        held = 0 if self._hashes is None else self._hashes.nbytes + self._rows.nbytes
+        return held + _INDEX_ENTRY * len(self._seen)
 
 
 def quantised(vectors: npt.NDArray[np.float32]) -> Codes:
@@ -321,6 +434,6 @@ def quantised(vectors: npt.NDArray[np.float32]) -> Codes:
 def _cut(name: str, array: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
     """The first `n` values in an array of their own, or one value for all where they are the same."""
     values = array[:n]
-    if name not in _SCANNED and name not in MUTABLE and (values == values[0]).all():
+    if name not in SCANNED and name not in MUTABLE and (values == values[0]).all():
         return np.broadcast_to(values[0].copy(), n)
     return array if len(array) == n else values.copy()

@@ -8,7 +8,7 @@ carry their own, later seq, so a reader never waits and what it sees never chang
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from memcore import ids
 from memcore.clock import to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, Record, decimal, record_schema
+from memcore.store.partition import Shown
 from memcore.store.segment import Columns, Segment
 
 Mask = npt.NDArray[np.uint8]
@@ -40,56 +41,43 @@ class Selection:
     expired: bool = False  # also rows whose time is over
     lapsed: bool = False  # also the last versions of memories of which none stands
     superseded: bool = False  # also what was replaced: all that is not forgotten
+    forgotten: bool = False  # what is forgotten, instead of what isn't
 
 
 class Part:
-    """One segment's rows in a snapshot. `base` is the position of its first row in the snapshot."""
+    """A segment's first rows in a snapshot. `base` is the position of the first of them in the snapshot."""
 
     __slots__ = ("base", "columns", "n", "segment", "view")
 
-    def __init__(self, segment: Segment, base: int) -> None:
+    def __init__(self, segment: Segment, n: int, base: int, dim: int) -> None:
         self.segment = segment
-        self.view = segment.view()
+        self.view = segment.view(n)
         self.columns: Columns = self.view.columns
+        if self.columns["vector"].shape[1] != dim:  # the store's first vector is being written, none of these
+            self.columns = {**self.columns, "vector": np.zeros((n, dim), dtype=np.float32)}
         self.n = self.view.n
         self.base = base
 
 
 class Snapshot:
-    """`parts` in commit order; a position counts rows through all of them. `names` decodes sessions, roles and sources.
-
-    `keys` gives the seqs of the rows written under a key, `lapsed` those of the last versions of memories of which none
-    stands. Both, and `names`, are the writer's own and change while the snapshot is held; what they gain concerns rows
-    that it doesn't hold or that stood when it was taken.
+    """`parts` in commit order; a position counts rows through all of them. `names` decodes sessions, roles and sources:
+    it is the writer's own, and grows.
     """
 
-    __slots__ = ("dim", "keys", "lapsed", "names", "parts", "project_id", "seq", "tenant_id")
+    __slots__ = ("dim", "names", "parts", "project_id", "seq", "tenant_id")
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        *,
-        seq: int,
-        tenant_id: str,
-        project_id: str,
-        dim: int,
-        names: Sequence[str],
-        keys: Mapping[str, Sequence[int]],
-        lapsed: Set[int],
-    ) -> None:
-        self.seq = seq
+    def __init__(self, shown: Shown, *, tenant_id: str, project_id: str, dim: int, names: Sequence[str]) -> None:
+        self.seq = shown.seq
         self.tenant_id = tenant_id
         self.project_id = project_id
         self.dim = dim
         self.names = names
-        self.keys = keys
-        self.lapsed = lapsed
         self.parts: list[Part] = []
         base = 0
-        for segment in segments:
-            part = Part(segment, base)
+        for segment, n in zip(shown.segments, shown.sizes, strict=True):
+            part = Part(segment, n, base, dim)
             self.parts.append(part)
-            base += part.n
+            base += n
 
     # Which rows
 
@@ -125,15 +113,17 @@ class Snapshot:
         if not part.view.zero("expires_at") and not selection.expired:
             narrow((columns["expires_at"] == 0) | (columns["expires_at"] > selection.now))
         if not part.view.zero("forgotten_seq"):  # by now, then in no past either
-            narrow(self._later(columns["forgotten_seq"]))
+            narrow(self._later(columns["forgotten_seq"]) != selection.forgotten)
+        elif selection.forgotten:
+            return np.zeros(part.n, dtype=np.uint8)
         if selection.as_of is not None:
             narrow(columns["ingested_at"] <= selection.as_of)
         if not part.view.zero("superseded_seq") and not selection.superseded:
             stands = self._later(columns["superseded_seq"])
             if selection.as_of is not None:
                 stands |= columns["superseded_at"] > selection.as_of
-            if selection.lapsed and self.lapsed:
-                stands |= np.isin(columns["seq"], np.array(tuple(self.lapsed), dtype=np.int64))
+            if selection.lapsed:
+                stands |= columns["lapsed"]
             narrow(stands)
         if mask is None or mask.all():
             return EVERY
@@ -154,11 +144,11 @@ class Snapshot:
             stands = stands or int(c["superseded_at"][row]) > selection.as_of
             stands = stands and int(c["ingested_at"][row]) <= selection.as_of
         if selection.lapsed:
-            stands = stands or int(c["seq"][row]) in self.lapsed
+            stands = stands or bool(c["lapsed"][row])
         expires = int(c["expires_at"][row])
         return (
             stands
-            and not 0 < forgotten <= self.seq
+            and (0 < forgotten <= self.seq) == selection.forgotten
             and int(c["kind"][row]) in selection.kinds
             and selection.session in (None, int(c["session"][row]))
             and selection.role in (None, int(c["role"][row]))
@@ -190,8 +180,9 @@ class Snapshot:
         return _joined([part.base + part.view.rows_with(names) for part in self.parts])
 
     def positions_under(self, key: str) -> npt.NDArray[np.int64]:
-        """The positions of all rows written under a key, oldest first."""
-        return self.positions_of(tuple(self.keys.get(key, ())))
+        """The positions of all rows written under a key, forgotten ones too, oldest first."""
+        found = [part.base + row for part in self.parts for row in part.segment.rows_under(key) if row < part.n]
+        return np.array(found, dtype=np.int64)
 
     # What they hold
 

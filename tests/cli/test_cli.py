@@ -218,23 +218,6 @@ def test_output_is_utf8_whatever_the_locale(tmp_path):
     assert Path(path).is_file()
 
 
-def test_a_store_that_cannot_be_saved_is_one_line_once(tmp_path):
-    """A directory that was replaced while the store was open, as with a full disk: told, and not again at the exit."""
-    code = (
-        "import sys, shutil, memcore.cli as cli\n"
-        "real = cli.memcore.open\n"
-        "def opened(path, **more):\n"
-        "    mem = real(path, **more); mem.remember('x'); shutil.rmtree(path); return mem\n"
-        "cli.memcore.open = opened\n"
-        f"sys.argv = ['memcore', '--store', {str(tmp_path / 'm')!r}, '--embedder', 'hashed', 'stats']\n"
-        "cli.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "is no longer the directory that was opened" in done.stderr
-
-
 def test_a_reader_that_closes_the_pipe_early_is_no_error(tmp_path):
     with memcore.open(tmp_path / "m", embedder="hashed") as mem:
         mem.remember_many([f"row {i} " + "x" * 90 for i in range(3000)])

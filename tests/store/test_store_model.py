@@ -325,7 +325,6 @@ class Store(RuleBasedStateMachine):
         for partition in self.mem._engine.catalog.partitions.values():
             for part in partition.segments:
                 assert part.n <= 8
-                assert 4 * part.forgotten < part.n
                 assert part.sealed == (part is not partition.segments[-1] or part.n == 8 or part.sealed)
 
     @rule(where=scopes)

@@ -1,0 +1,351 @@
+"""How do rows lie in a segment file? An Arrow IPC file of the record's columns, written once and memory-mapped.
+
+Any Arrow reader sees records: the columns of `record_schema`, in its order, those of few values dictionary-encoded. The
+columns behind them, whose names begin with "_", hold the same in the form that memcore computes with, so that opening a
+file copies nothing. Each row has a CRC of what its caller gave. Rows are in the order of scope and seq; a part is the
+rows of one scope, within one record batch. The catalog tells where the parts are, and what of them need not be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memcore import ids
+from memcore.errors import StoreCorrupt, StoreError, StoreFull
+from memcore.gate import KINDS, first_line
+from memcore.schema import FORMAT_VERSION, TIMESTAMP, record_schema
+from memcore.store import segment as segments
+from memcore.store.segment import COUNTERS, FIXED, MARKS, SCANNED, SPARSE, TEXTS, Columns, Segment
+
+SEGMENTS = "segments"
+_CODED = {"session_id": "session", "agent_role": "role", "source": "source"}
+# column of the store -> column of the file that holds it as it is
+_PHYSICAL = {
+    "id_hi": "_id_hi", "id_lo": "_id_lo", "seq": "seq", "version": "version", "session": "_session", "role": "_role",
+    "kind": "_kind", "level": "level", "importance": "importance", "event_time": "event_time",
+    "ingested_at": "ingested_at", "expires_at": "expires_at", "source": "_source", "confidence": "confidence",
+    "untrusted": "untrusted", "has_vector": "_has_vector", "tokens": "_tokens", "superseded_seq": "_superseded_seq",
+    "superseded_at": "superseded_at", "forgotten_seq": "_forgotten_seq", "lapsed": "_lapsed",
+}  # fmt: skip
+
+
+def file_schema(dim: int) -> pa.Schema:
+    """The schema of a segment file whose vectors have this width, 0 for none."""
+    encoded = pa.dictionary(pa.int32(), pa.string())
+    few = ("tenant_id", "project_id", "session_id", "agent_role", "kind", "source")
+    fields = [field.with_type(encoded) if field.name in few else field for field in record_schema(dim or None)]
+    for name, column in _PHYSICAL.items():
+        if column.startswith("_"):
+            fields.append(pa.field(column, pa.from_numpy_dtype(np.dtype(FIXED[name])), nullable=False))
+    fields.append(pa.field("_crc", pa.uint32(), nullable=False))
+    return pa.schema(fields, metadata={"memcore_format": str(FORMAT_VERSION)})
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Rows of one scope that go into a file: some rows of a segment, their CRCs, and the marks that they get."""
+
+    scope: tuple[str, str]
+    segment: Segment
+    rows: npt.NDArray[np.int64]
+    crcs: npt.NDArray[np.uint32]
+    marks: Columns = field(default_factory=dict)
+
+
+class Written(NamedTuple):
+    """A part of a file that was written: what the catalog tells of it."""
+
+    scope: tuple[str, str]
+    start: int
+    rows: int
+    first_seq: int
+    last_seq: int
+    about: str
+
+
+class Source(NamedTuple):
+    """Which part of which file a segment lies in."""
+
+    file: str
+    start: int
+
+
+# Writing
+
+
+def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -> tuple[list[Written], int, int]:
+    """Writes a file, whole and on disk before it has its name; its parts, bytes and CRC.
+
+    `shares` in the order of scope and seq. Neighbours of one scope make one part, up to the size of a segment.
+    """
+    schema = file_schema(dim)
+    parts: list[Written] = []
+    start = 0
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for number, batch in enumerate(_batches(shares)):
+                columns = [_columns(share) for share in batch]
+                writer.write_batch(_batch(batch, columns, names, dim, schema))
+                at = 0
+                for scope, mine in itertools.groupby(range(len(batch)), key=lambda i: batch[i].scope):
+                    places = list(mine)
+                    held = {name: _joined([columns[i][name] for i in places]) for name in FIXED}
+                    n = len(held["seq"])
+                    text_bytes = sum(batch[i].segment.text_bytes for i in places)
+                    about = _about(held, text_bytes, number, at)
+                    parts.append(Written(scope, start, n, int(held["seq"][0]), int(held["seq"][-1]), about))
+                    at, start = at + n, start + n
+        size, crc = _on_disk(part)
+        part.replace(path)
+        sync_folder(path.parent)
+    except OSError as fault:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise write_fault(path, fault) from fault
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return parts, size, crc
+
+
+def _batches(shares: Sequence[Share]) -> Iterator[list[Share]]:
+    """Shares for one record batch each: as many rows and texts as a segment has at most."""
+    batch: list[Share] = []
+    rows = text_bytes = 0
+    for share in shares:
+        n, size = len(share.rows), share.segment.text_bytes
+        if batch and (rows + n > segments.ROWS or text_bytes + size > segments.TEXT_BYTES):
+            yield batch
+            batch, rows, text_bytes = [], 0, 0
+        batch.append(share)
+        rows, text_bytes = rows + n, text_bytes + size
+    yield batch
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def write_fault(path: Path, fault: OSError) -> StoreError:
+    """What to say of a file that could not be written."""
+    import errno
+
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StoreFull(f"cannot write {path}: {fault.strerror}; what was acknowledged is safe: free space there")
+    return StoreError(f"cannot write {path}: {fault.strerror or fault}; check its folder")
+
+
+def _on_disk(path: Path) -> tuple[int, int]:
+    """Has the system write a file to the disk; its size and CRC, as it reads back."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return crc_of_file(path)
+
+
+def crc_of_file(path: Path) -> tuple[int, int]:
+    """Bytes and CRC-32 of a file."""
+    size = crc = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            crc, size = zlib.crc32(block, crc), size + len(block)
+    return size, crc
+
+
+def sync_folder(folder: Path) -> None:
+    """Has the names in a folder on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _columns(share: Share) -> Columns:
+    """The fixed columns of a share's rows, without a copy where they are all of a segment's."""
+    view, rows = share.segment.view(), share.rows
+    columns = view.columns
+    if len(rows) != view.n and rows[-1] - rows[0] == len(rows) - 1:
+        columns = {name: array[rows[0] : rows[-1] + 1] for name, array in columns.items()}
+    elif len(rows) != view.n:
+        columns = {name: array[rows] for name, array in columns.items()}
+    return {**columns, **share.marks}
+
+
+def _about(c: Columns, text_bytes: int, batch: int, row: int) -> str:
+    """What the catalog tells of a part, so that opening it reads nothing: columns of one value, the ids' range …"""
+    same = {
+        name: c[name][0].item()
+        for name in FIXED
+        if name not in SCANNED and name not in COUNTERS and (c[name] == c[name][0]).all()
+    }
+    hi, lo = c["id_hi"], c["id_lo"]
+    low, high = int(hi.min()), int(hi.max())
+    id_range = [str(low << 64 | int(lo[hi == low].min())), str(high << 64 | int(lo[hi == high].max()))]
+    told = {
+        "batch": batch, "row": row, "same": same, "ids": id_range, "kinds": np.unique(c["kind"]).tolist(),
+        "text_bytes": text_bytes, "forgotten": int(np.count_nonzero(c["forgotten_seq"])),
+    }  # fmt: skip
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _batch(
+    shares: Sequence[Share], columns: Sequence[Columns], names: Sequence[str], dim: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    def joined(name: str) -> npt.NDArray[Any]:
+        return _joined([c[name] for c in columns])
+
+    sizes = [len(share.rows) for share in shares]
+    crcs = np.concatenate([share.crcs for share in shares])
+    made: dict[str, pa.Array] = {"_crc": pa.array(crcs, pa.uint32())}
+    for name, column in _PHYSICAL.items():
+        field = schema.field(column)
+        if field.type == TIMESTAMP:
+            values = joined(name)
+            missing = None
+            if name == "superseded_at":
+                missing = joined("superseded_seq") == 0
+            elif name == "expires_at":
+                missing = values == 0
+            made[column] = pa.array(values, pa.int64(), mask=missing).view(TIMESTAMP)
+        else:
+            made[column] = pa.array(joined(name), field.type)
+    n = sum(sizes)
+    made["id"] = pa.array(ids.to_texts(joined("id_hi"), joined("id_lo")), pa.string())
+    for place, column in enumerate(("tenant_id", "project_id")):
+        made[column] = _encoded(np.repeat(np.arange(len(shares)), sizes), [share.scope[place] for share in shares])
+    made["kind"] = _encoded(joined("kind"), KINDS)
+    for column, name in _CODED.items():
+        made[column] = _encoded(joined(name), names)
+    for name in TEXTS:
+        arrays = [share.segment.view().texts_at(name, share.rows) for share in shares]
+        made[name] = pa.concat_arrays(arrays)
+    if dim:
+        has = joined("has_vector")
+        vectors = pa.array(joined("vector").reshape(-1), pa.float32())
+        made["vector"] = pa.FixedSizeListArray.from_arrays(vectors, dim, mask=None if has.all() else pa.array(~has))
+    else:
+        made["vector"] = pa.nulls(n)
+    made["access_count"] = pa.array(np.zeros(n, np.int32))  # counters are the catalog's
+    made["last_access"] = pa.nulls(n, TIMESTAMP)
+    return pa.RecordBatch.from_arrays([made[field.name] for field in schema], schema=schema)
+
+
+def _encoded(codes: npt.NDArray[Any], values: Sequence[str]) -> pa.DictionaryArray:
+    used, places = np.unique(codes, return_inverse=True)
+    named = pa.array([values[code] for code in used.tolist()], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), named)
+
+
+# Reading
+
+
+class SegmentFile:
+    """An open segment file: its batches, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._map = pa.memory_map(str(path), "rb")
+            self._reader = pa.ipc.open_file(self._map)
+            self.schema: pa.Schema = self._reader.schema
+            self._batches: dict[int, pa.RecordBatch] = {}
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError) as fault:
+            raise corrupt(path, fault) from fault
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for number in range(self._reader.num_record_batches):
+            yield self.batch(number)
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        if number not in self._batches:
+            try:
+                self._batches[number] = self._reader.get_batch(number)
+            except (pa.ArrowException, OSError) as fault:
+                raise corrupt(self.path, fault) from fault
+        return self._batches[number]
+
+    def segment(self, source: Source, rows: int, about: Mapping[str, Any], dim: int) -> Segment:
+        """A part as a segment whose arrays are the file's bytes."""
+        batch = self.batch(about["batch"])
+        first = about["row"]
+        if first + rows > batch.num_rows:
+            raise corrupt(self.path, ValueError(f"rows {first} to {first + rows} of a batch of {batch.num_rows}"))
+        arrays: Columns = {}
+        for name, column in _PHYSICAL.items():
+            if name in about["same"]:
+                value = about["same"][name]
+                if name in SPARSE and not value:
+                    continue
+                arrays[name] = np.broadcast_to(np.array(value, dtype=FIXED[name]), rows)
+                if name in MARKS:
+                    arrays[name] = arrays[name].copy()
+            else:
+                arrays[name] = _values(batch.column(column), name, first, rows)
+        arrays["vector"] = _vectors(batch.column("vector"), first, rows)
+        texts = {name: _texts(batch.column(name).slice(first, rows)) for name in TEXTS}
+        low, high = (int(text) for text in about["ids"])
+        made = Segment.mapped(source, rows, arrays, texts, frozenset(about["kinds"]), (low, high), about["text_bytes"])
+        if made.dim != dim:
+            made.widen(dim)
+        return made
+
+
+def corrupt(path: Path, fault: Exception) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path} is not a whole segment file ({first_line(fault)}); run memcore verify --repair to go on without "
+        "it, or restore the store from an export"
+    )
+
+
+def _values(column: pa.Array, name: str, first: int, rows: int) -> npt.NDArray[Any]:
+    """A fixed-width column as the file has it; what can be marked is copied."""
+    dtype = np.dtype(FIXED[name])
+    if dtype == np.bool_:
+        values: npt.NDArray[Any] = column.slice(first, rows).to_numpy(zero_copy_only=False)
+        return values.astype(np.bool_)
+    values = np.frombuffer(column.buffers()[1], dtype, count=rows, offset=(column.offset + first) * dtype.itemsize)
+    return values.copy() if name in MARKS else values
+
+
+def _vectors(column: pa.Array, first: int, rows: int) -> npt.NDArray[np.float32]:
+    if pa.types.is_null(column.type):
+        return np.zeros((rows, 0), dtype=np.float32)
+    dim = column.type.list_size
+    at = (column.offset + first) * dim + column.values.offset
+    values = np.frombuffer(column.values.buffers()[1], np.float32, count=rows * dim, offset=at * 4)
+    return values.reshape(rows, dim)
+
+
+def _texts(column: pa.Array) -> pa.Array | None:
+    return None if column.null_count == len(column) else column
+
+
+def crcs_of(batch: pa.RecordBatch, first: int, rows: int) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(batch.column("_crc").buffers()[1], np.uint32, count=rows, offset=4 * first)
+
+
+def fresh_name(directory: Path) -> Path:
+    """A name that no segment file has had."""
+    for number in itertools.count():
+        path = directory / SEGMENTS / f"{os.urandom(8).hex()}.arrow"
+        if number > 10 or not path.exists():
+            return path
+    raise AssertionError

@@ -1,0 +1,573 @@
+"""What is on disk, and who may change it? The catalog of a store's directory: one SQLite database in WAL mode.
+
+It holds the rows that no segment file has yet, the marks and counters of all rows, the names, the list of segment
+files, and the number of the last commit. It is the truth for all processes: each has its own copy of what it uses in
+RAM, made from here. A commit is acknowledged when SQLite has it on disk.
+
+Three connections: one that writes, one that reads partitions, one that only asks whether anything has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memcore.errors import (
+    FormatTooNew,
+    MemcoreError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+)
+from memcore.store.files import sync_folder
+from memcore.store.segment import COUNTERS, FIXED, MARKS, TEXTS, Columns, zeros
+
+CATALOG = "catalog.sqlite"
+FORMAT = 2  # 1 was one Parquet file, written whole
+_APPLICATION = 0x6D656D63  # "memc": what `file` and SQLite's tools tell the catalog by
+_SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+_CACHE_PAGES = 2000
+_CHECKPOINT_PAGES = 8192  # 32 MB of WAL; maintenance checkpoints earlier, off the writers' path
+
+_SCHEMA = """
+CREATE TABLE state (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    format INTEGER NOT NULL,
+    seq INTEGER NOT NULL,            -- of the last commit
+    generation INTEGER NOT NULL,     -- counts the changes of the list of segments
+    touched INTEGER NOT NULL,        -- counts the flushes of the counters
+    sealed_upto INTEGER NOT NULL,    -- rows up to this seq lie in segments
+    dim INTEGER NOT NULL,            -- of the vectors; 0 until the first
+    fingerprint TEXT                 -- of the embedder
+) STRICT;
+CREATE TABLE scopes (
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, project TEXT NOT NULL, UNIQUE (tenant, project)
+) STRICT;
+CREATE TABLE names (code INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE rows (
+    seq INTEGER PRIMARY KEY,
+    scope INTEGER NOT NULL REFERENCES scopes,
+    id BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    session INTEGER NOT NULL REFERENCES names,
+    role INTEGER NOT NULL REFERENCES names,
+    kind INTEGER NOT NULL,
+    level INTEGER NOT NULL,
+    importance REAL NOT NULL,
+    event_time INTEGER NOT NULL,
+    ingested_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    source INTEGER NOT NULL REFERENCES names,
+    confidence REAL NOT NULL,
+    untrusted INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    key TEXT,
+    content TEXT NOT NULL,
+    metadata TEXT,
+    idempotency_key TEXT,
+    vector BLOB,
+    crc INTEGER NOT NULL
+) STRICT;
+CREATE INDEX rows_of_scope ON rows (scope, seq);
+CREATE TABLE marks (
+    seq INTEGER PRIMARY KEY,
+    scope INTEGER NOT NULL REFERENCES scopes,
+    superseded_seq INTEGER NOT NULL,
+    superseded_at INTEGER NOT NULL,
+    forgotten_seq INTEGER NOT NULL,
+    lapsed INTEGER NOT NULL,
+    changed INTEGER NOT NULL
+) STRICT;
+CREATE INDEX marks_of_scope ON marks (scope, changed);
+CREATE TABLE counters (
+    seq INTEGER PRIMARY KEY,
+    scope INTEGER NOT NULL REFERENCES scopes,
+    access_count INTEGER NOT NULL,
+    last_access INTEGER NOT NULL,
+    changed INTEGER NOT NULL
+) STRICT;
+CREATE INDEX counters_of_scope ON counters (scope, changed);
+CREATE TABLE forgettings (
+    seq INTEGER PRIMARY KEY,
+    scope INTEGER NOT NULL REFERENCES scopes,
+    at INTEGER NOT NULL,
+    erased INTEGER NOT NULL          -- not to be restored
+) STRICT;
+CREATE TABLE segments (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    file TEXT NOT NULL UNIQUE,
+    rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    crc INTEGER NOT NULL
+) STRICT;
+CREATE TABLE parts (
+    segment INTEGER NOT NULL REFERENCES segments ON DELETE CASCADE,
+    start INTEGER NOT NULL,
+    scope INTEGER NOT NULL REFERENCES scopes,
+    rows INTEGER NOT NULL,
+    first_seq INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL,
+    about TEXT NOT NULL,
+    PRIMARY KEY (segment, start)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX parts_of_scope ON parts (scope, first_seq);
+"""
+
+# The columns of a row in the order of the table, each with the column of the store that it comes from.
+_PLAIN = (
+    "version", "session", "role", "kind", "level", "importance", "event_time", "ingested_at", "expires_at", "source",
+    "confidence", "untrusted", "tokens",
+)  # fmt: skip
+_ROW = ("seq", "scope", "id", *_PLAIN, *TEXTS, "vector", "crc")
+_INSERT_ROW = f"INSERT INTO rows ({', '.join(_ROW)}) VALUES ({', '.join('?' * len(_ROW))})"
+_SELECT_ROWS = f"SELECT {', '.join(_ROW)} FROM rows WHERE scope = ? AND seq > ? ORDER BY seq"
+_STATE = "SELECT seq, generation, touched, sealed_upto, dim, fingerprint FROM state"
+_PUT_MARK = "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?, ?)"
+_COUNT = """
+INSERT INTO counters VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET
+    access_count = min(access_count + excluded.access_count, 2147483647),
+    last_access = max(last_access, excluded.last_access), changed = excluded.changed
+"""
+
+
+class State(NamedTuple):
+    """The one row that tells how far the store is."""
+
+    seq: int
+    generation: int
+    touched: int
+    sealed_upto: int
+    dim: int
+    fingerprint: str | None
+
+
+class PartRow(NamedTuple):
+    """Where some rows of a scope lie: `rows` of them from row `start` of a segment file on, in the order of their
+    seqs. `about` tells what need not be read from the file (JSON).
+    """
+
+    file: str
+    start: int
+    rows: int
+    first_seq: int
+    last_seq: int
+    about: str
+
+
+class Reader:
+    """A read transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def select(self, sql: str, *values: object) -> list[Any]:
+        return self._connection.execute(sql, values).fetchall()
+
+    def state(self) -> State:
+        return State(*self._connection.execute(_STATE).fetchone())
+
+
+class Journal:
+    """One process's connections to a catalog, opened when they are needed. None is open while the process forks: SQLite
+    must not meet in the child what the parent had open.
+    """
+
+    def __init__(self, directory: Path, *, durability: str, lock_timeout: float) -> None:
+        self.directory = directory
+        self.path = directory / CATALOG
+        self.durability = durability
+        self.lock_timeout = lock_timeout
+        self.busy = threading.RLock()  # who writes or maintains; a fork waits for it
+        self._scopes: dict[tuple[str, str], int] = {}
+        self._probing = threading.RLock()
+        self._opened = 0  # how often
+        self._file: tuple[int, int] | None = None
+        self._connections: tuple[sqlite3.Connection, ...] = ()
+        self._resume()
+
+    def _resume(self) -> None:
+        """Opens the connections, unless they are."""
+        if self._connections:
+            return
+        with self._probing:
+            if self._connections:
+                return
+            with self.telling("open"):
+                made = [connect(self.path, self.durability) for _ in range(4)]
+                try:
+                    self._check_format(made[0])
+                except BaseException:
+                    for connection in made:
+                        connection.close()
+                    raise
+            self._writer, self._reader, self._probe, self._maintainer = made
+            self._opened += 1
+            there = self.path.stat()
+            self._file = (there.st_dev, there.st_ino)
+            self._connections = tuple(made)
+
+    def same_file(self) -> bool:
+        """Whether the catalog is still the file that was opened."""
+        try:
+            there = self.path.stat()
+        except OSError:
+            return False
+        return self._file in (None, (there.st_dev, there.st_ino))
+
+    def suspend(self) -> None:
+        """Closes the connections; the next call opens others. Nothing may be under way."""
+        with self._probing:
+            for connection in self._connections:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+            self._connections = ()
+
+    def _check_format(self, connection: sqlite3.Connection) -> None:
+        try:
+            found = connection.execute("SELECT format FROM state").fetchone()
+        except sqlite3.OperationalError as fault:
+            if "no such table" not in str(fault):
+                raise
+            found = None
+        if found is None:
+            raise StoreCorrupt(f"{self.path} is not the catalog of a memcore store; {_NEXT}")
+        if found[0] > FORMAT:
+            raise FormatTooNew(
+                f"{self.path} is in format {found[0]} and this memcore reads up to format {FORMAT}; upgrade "
+                "memcore-engine"
+            )
+
+    # What goes wrong
+
+    @contextlib.contextmanager
+    def telling(self, doing: str) -> Iterator[None]:
+        """Turns SQLite's errors into memcore's, with the path and what to do."""
+        try:
+            yield
+        except sqlite3.Error as fault:
+            raise self._fault(fault, doing) from fault
+
+    def _fault(self, fault: sqlite3.Error, doing: str) -> MemcoreError:
+        code = getattr(fault, "sqlite_errorcode", 0)
+        name = getattr(fault, "sqlite_errorname", type(fault).__name__)
+        told = f"cannot {doing} the store {self.directory}"
+        primary = code & 0xFF
+        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreLocked(
+                f"the store {self.directory} is locked by {self._holder()} for more than {self.lock_timeout:g} s; "
+                "nothing was written: try again, or end that process"
+            )
+        if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and self._no_room()):
+            return StoreFull(
+                f"{told}: no room is left ({name}); nothing was written and all that was acknowledged is safe: free "
+                "space there, and go on"
+            )
+        if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+            return StoreReadOnly(f"{told}: {fault} ({name}); check that {self.path} and its folder can be written")
+        if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return StoreCorrupt(f"{self.path} is damaged: {fault} ({name}); {_NEXT}")
+        return StoreError(f"{told}: {fault} ({name}); {_NEXT}")
+
+    def _no_room(self) -> bool:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        sizes = [p.stat().st_size for p in self.directory.glob(CATALOG + "*")]
+        if limit != resource.RLIM_INFINITY and sizes and max(sizes) + (1 << 20) > limit:
+            return True
+        disk = os.statvfs(self.directory)
+        return disk.f_bavail * disk.f_frsize < 1 << 20
+
+    def _holder(self) -> str:
+        """Who holds the write lock: byte 120 of the WAL index, as Linux lists it."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            inode = (self.directory / f"{CATALOG}-shm").stat().st_ino
+            for line in Path("/proc/locks").read_text().splitlines():
+                words = line.split()
+                if words[3] == "WRITE" and int(words[5].split(":")[2]) == inode and words[6] == "120":
+                    return f"process {words[4]}"
+        return "another process"
+
+    def _patiently(self, act: Callable[[], object]) -> None:
+        """Tries until the lock is free, at most `lock_timeout` seconds. SQLite's own waiting sleeps far longer."""
+        deadline, pause = time.monotonic() + self.lock_timeout, 0.0001
+        while True:
+            try:
+                act()
+                return
+            except sqlite3.OperationalError as fault:
+                if fault.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.002)
+
+    # Reading
+
+    def changes(self) -> tuple[int, int]:
+        """What is another one when any other connection has committed since."""
+        with self._probing:
+            self._resume()
+            return self._opened, self._probe.execute("PRAGMA data_version").fetchone()[0]
+
+    def state(self) -> State:
+        """As committed last."""
+        with self.telling("read"), self._probing:
+            self._resume()
+            return State(*self._probe.execute(_STATE).fetchone())
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[State]:
+        """One consistent state for all that is read inside."""
+        with self.telling("read"):
+            self._resume()
+            self._reader.execute("BEGIN")
+            try:
+                yield State(*self._reader.execute(_STATE).fetchone())
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    self._reader.execute("ROLLBACK")
+
+    def select(self, sql: str, *values: object) -> list[Any]:
+        """Inside `reading`."""
+        return self._reader.execute(sql, values).fetchall()
+
+    def names_from(self, code: int) -> list[str]:
+        with self.telling("read"), self._probing:
+            self._resume()
+            found = self._probe.execute("SELECT name FROM names WHERE code >= ? ORDER BY code", (code,))
+            return [name for (name,) in found]
+
+    def scope_of(self, scope: tuple[str, str]) -> int | None:
+        """The number of a scope that has rows. Inside `reading`."""
+        found = self._scopes.get(scope)
+        if found is None:
+            rows = self.select("SELECT id FROM scopes WHERE tenant = ? AND project = ?", *scope)
+            found = rows[0][0] if rows else None
+            if found is not None:
+                self._scopes[scope] = found
+        return found
+
+    def rows_after(self, scope: int, seq: int, dim: int) -> Columns | None:
+        """The rows of a scope that no segment has, later than `seq`. Inside `reading`."""
+        rows = self.select(_SELECT_ROWS, scope, seq)
+        return columns_of_rows(rows, dim) if rows else None
+
+    def marks_after(self, scope: int, seq: int) -> list[tuple[int, ...]]:
+        """(seq, marks …) of the rows of a scope that were marked after the commit `seq`. Inside `reading`."""
+        return self.select(
+            f"SELECT seq, {', '.join(MARKS)} FROM marks WHERE scope = ? AND changed > ? ORDER BY seq", scope, seq
+        )
+
+    def counters_after(self, scope: int, touched: int) -> list[tuple[int, ...]]:
+        """(seq, counters …) of the rows of a scope that were counted after a flush. Inside `reading`."""
+        return self.select(
+            f"SELECT seq, {', '.join(COUNTERS)} FROM counters WHERE scope = ? AND changed > ? ORDER BY seq",
+            scope,
+            touched,
+        )
+
+    def parts_of(self, scope: int) -> list[PartRow]:
+        """Where the rows of a scope lie in segment files, in commit order. Inside `reading`."""
+        rows = self.select(
+            "SELECT file, start, p.rows, first_seq, last_seq, about FROM parts p JOIN segments s ON s.id = p.segment "
+            "WHERE scope = ? ORDER BY first_seq",
+            scope,
+        )
+        return [PartRow(*row) for row in rows]
+
+    @contextlib.contextmanager
+    def maintaining(self) -> Iterator[Reader]:
+        """One consistent state on a connection of its own: for maintenance, which is one thread at a time."""
+        with self.telling("read"):
+            self._resume()
+            connection = self._maintainer
+            connection.execute("BEGIN")
+            try:
+                yield Reader(connection)
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+    # Writing
+
+    def begin(self) -> None:
+        """Takes the write lock, which no other process or connection then has."""
+        with self.telling("write into"):
+            self._resume()
+            self._patiently(lambda: self._writer.execute("BEGIN IMMEDIATE"))
+
+    def commit(self) -> None:
+        with self.telling("write into"):
+            self._writer.execute("COMMIT")
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._writer.in_transaction
+
+    def roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._connections and self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+
+    def run(self, sql: str, *values: object) -> sqlite3.Cursor:
+        """A statement of the transaction."""
+        return self._writer.execute(sql, values)
+
+    def run_many(self, sql: str, values: Iterable[Sequence[object]]) -> None:
+        self._writer.executemany(sql, values)
+
+    def add_names(self, names: Sequence[str], first: int) -> None:
+        self.run_many("INSERT INTO names VALUES (?, ?)", enumerate(names, first))
+
+    def scope_made(self, scope: tuple[str, str]) -> int:
+        """The number of a scope, made if it is new; kept in mind by `keep_scopes` once it is committed."""
+        found = self._scopes.get(scope)
+        if found is not None:
+            return found
+        row = self.run("SELECT id FROM scopes WHERE tenant = ? AND project = ?", *scope).fetchone()
+        if row is not None:
+            return int(row[0])
+        return int(self.run("INSERT INTO scopes (tenant, project) VALUES (?, ?) RETURNING id", *scope).fetchone()[0])
+
+    def keep_scopes(self, scopes: Mapping[tuple[str, str], int]) -> None:
+        self._scopes.update(scopes)
+
+    def add_rows(self, scope: int, columns: Columns) -> None:
+        rows = rows_of_columns(scope, columns)
+        if len(rows) == 1:
+            self._writer.execute(_INSERT_ROW, rows[0])
+        else:
+            self._writer.executemany(_INSERT_ROW, rows)
+
+    def put_marks(self, marks: Iterable[Sequence[int]]) -> None:
+        """Rows of the table `marks`."""
+        self.run_many(_PUT_MARK, marks)
+
+    def count(self, counts: Iterable[Sequence[int]]) -> None:
+        """Adds (seq, scope, accesses, last access) to the counters."""
+        (flush,) = self.run("UPDATE state SET touched = touched + 1 RETURNING touched").fetchone()
+        self.run_many(_COUNT, ((*counted, flush) for counted in counts))
+
+    def set_state(self, **values: object) -> None:
+        names = ", ".join(f"{name} = ?" for name in values)
+        self._writer.execute(f"UPDATE state SET {names}", tuple(values.values()))
+
+    def checkpoint(self, *, whole: bool = False) -> None:
+        """Moves what is in the WAL into the database; `whole` waits for readers and cuts the WAL to nothing."""
+        with self.telling("write into"), self.busy:
+            self._resume()
+            if not whole:
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                return
+            deadline = time.monotonic() + self.lock_timeout
+            while self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if time.monotonic() > deadline:
+                    raise StoreLocked(
+                        f"another process has read the store {self.directory} for more than {self.lock_timeout:g} s, "
+                        "so the journal's old bytes are still in its WAL; nothing is lost: compact again"
+                    )
+                time.sleep(0.002)
+
+    def vacuum(self) -> None:
+        """Rewrites the database without its free pages."""
+        with self.telling("write into"), self.busy:
+            self._resume()
+            self._patiently(lambda: self._writer.execute("VACUUM"))
+
+
+def connect(path: Path, durability: str) -> sqlite3.Connection:
+    made = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
+    made.execute("PRAGMA foreign_keys = ON")
+    made.execute("PRAGMA secure_delete = OFF")  # `compact` rewrites the file without its free pages
+    made.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+    made.execute(f"PRAGMA cache_size = {_CACHE_PAGES}")
+    made.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    return made
+
+
+def create(path: Path) -> None:
+    """Makes an empty catalog, whole and on disk before it has its name, unless another process was quicker.
+
+    So an empty or cut file of that name is always damage, and never a store that is still to be filled.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        made = connect(part, "full")
+        try:
+            made.execute("PRAGMA journal_mode = WAL")
+            made.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA.split(";\n"):
+                made.execute(statement)
+            made.execute("INSERT INTO state VALUES (1, ?, 0, 0, 0, 0, 0, NULL)", (FORMAT,))
+            made.execute(f"PRAGMA application_id = {_APPLICATION}")
+            made.execute(f"PRAGMA user_version = {FORMAT}")
+            made.execute("COMMIT")
+        finally:
+            made.close()  # which moves the WAL into the file
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)
+        sync_folder(path.parent)
+    finally:
+        for left in (part, *(part.with_name(part.name + suffix) for suffix in ("-wal", "-shm"))):
+            left.unlink(missing_ok=True)
+
+
+_NEXT = "run memcore verify on it, or restore it from an export"
+
+
+def crc_of(vector: bytes | None, *texts: str | None) -> int:
+    """CRC-32 of what a row holds of the caller's: its vector's bytes, then each text's UTF-8 behind a 0 or a 1."""
+    crc = zlib.crc32(vector) if vector else 0
+    return zlib.crc32(b"".join(b"\0" if text is None else b"\1" + text.encode() for text in texts), crc)
+
+
+def rows_of_columns(scope: int, columns: Columns) -> list[tuple[object, ...]]:
+    """Rows of the table from columns of the store."""
+    n = len(columns["content"])
+    has, vectors = columns["has_vector"], columns["vector"]
+    pairs = np.empty((n, 2), dtype=">u8")
+    pairs[:, 0], pairs[:, 1] = columns["id_hi"], columns["id_lo"]
+    dump = pairs.tobytes()
+    blobs = [vectors[row].tobytes() if has[row] else None for row in range(n)]
+    texts = [columns[name] for name in TEXTS]
+    return list(
+        zip(
+            columns["seq"].tolist(),
+            [scope] * n,
+            [dump[i : i + 16] for i in range(0, 16 * n, 16)],
+            *(columns[name].tolist() for name in _PLAIN),
+            *texts,
+            blobs,
+            map(crc_of, blobs, *texts),
+            strict=True,
+        )
+    )
+
+
+def columns_of_rows(rows: Sequence[tuple[Any, ...]], dim: int) -> Columns:
+    """Columns of the store from rows of the table, with no marks and no counts."""
+    cells = dict(zip(_ROW, zip(*rows, strict=True), strict=True))
+    n = len(rows)
+    halves = np.frombuffer(b"".join(cells["id"]), dtype=">u8").astype(np.uint64).reshape(n, 2)
+    columns: Columns = {name: zeros(name, n) for name in FIXED}
+    columns.update((name, np.array(cells[name], dtype=FIXED[name])) for name in ("seq", *_PLAIN))
+    columns["id_hi"], columns["id_lo"] = np.ascontiguousarray(halves[:, 0]), np.ascontiguousarray(halves[:, 1])
+    columns.update((name, list(cells[name])) for name in TEXTS)
+    blobs = cells["vector"]
+    columns["has_vector"] = np.array([blob is not None for blob in blobs], dtype=np.bool_)
+    nothing = bytes(4 * dim)
+    columns["vector"] = np.frombuffer(
+        b"".join(nothing if blob is None else blob for blob in blobs), dtype=np.float32
+    ).reshape(n, dim)
+    return columns

@@ -1,0 +1,123 @@
+"""How does a scope come from disk into RAM? Its parts of segment files, mapped, and the rows and marks since then.
+
+What is in RAM already is kept: a part that was mapped before with its codes and indexes, rows that were appended, and
+only what is new is read. Nothing of the store's size is read to open it, but for columns of marks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memcore.errors import StoreCorrupt
+from memcore.store.files import SEGMENTS, SegmentFile, Source
+from memcore.store.journal import Journal, State
+from memcore.store.partition import WORKING, Partition, rewritten
+from memcore.store.segment import COUNTERS, FIXED, MARKS, Segment
+
+Counts = Mapping[int, Sequence[int]]  # seq -> accesses in RAM that are not on disk yet, and the last
+
+
+def catch_up(
+    partition: Partition | None, journal: Journal, scope: tuple[str, str], state: State, dim: int, counts: Counts
+) -> Partition | None:
+    """The partition as the disk has it, shown; None if the scope has never had a row. Inside `Journal.reading`.
+
+    `counts` are added to what the disk tells of accesses.
+    """
+    number = journal.scope_of(scope)
+    if number is None:
+        return partition
+    anew = partition is None or partition.generation != state.generation
+    if partition is None:
+        partition = Partition(dim)
+        partition.touched = -1
+    fresh: set[Segment] = set()
+    if anew:
+        fresh = _map_parts(partition, journal, number, state, dim)
+    columns = journal.rows_after(number, max(partition.applied, state.sealed_upto), dim)
+    if columns is not None:
+        partition.append(columns, len(columns["seq"]))
+    marked = _mark(partition.segments, journal.marks_after(number, partition.applied))
+    if fresh and partition.applied:
+        marked |= _mark(fresh, journal.marks_after(number, 0))
+    totals = {
+        seq: [count, last] for seq, count, last in journal.counters_after(number, -1 if fresh else partition.touched)
+    }
+    for seq, (count, last) in counts.items():
+        if fresh or seq in totals:
+            total = totals.setdefault(seq, [0, last])
+            total[0], total[1] = total[0] + count, max(total[1], last)
+    _set(partition.segments, COUNTERS, [(seq, *total) for seq, total in sorted(totals.items())])
+    if marked or (fresh and any(WORKING in segment.kinds for segment in partition.segments)):
+        partition.find_conversations()
+    partition.applied, partition.generation, partition.touched = state.seq, state.generation, state.touched
+    partition.show(state.seq)
+    return partition
+
+
+def _map_parts(partition: Partition, journal: Journal, scope: int, state: State, dim: int) -> set[Segment]:
+    """Gives a partition the segments that the catalog lists now, and the rows behind them that are in RAM; those
+    segments that it didn't have.
+    """
+    known = {segment.source: segment for segment in partition.segments if segment.source is not None}
+    mapped: list[Segment] = []
+    fresh: set[Segment] = set()
+    files: dict[str, SegmentFile] = {}
+    for part in journal.parts_of(scope):
+        source = Source(part.file, part.start)
+        segment = known.get(source)
+        if segment is None:
+            file = files.get(part.file)
+            if file is None:
+                file = files[part.file] = open_file(journal, part.file)
+            segment = file.segment(source, part.rows, json.loads(part.about), dim)
+            fresh.add(segment)
+        mapped.append(segment)
+    tail: list[Segment] = []
+    for segment in partition.segments:
+        if segment.source is None and segment.get("seq", segment.n - 1) > state.sealed_upto:
+            seqs = segment.view().columns["seq"]
+            first = int(np.searchsorted(seqs, state.sealed_upto, side="right"))
+            if first:
+                segment = rewritten([segment], np.arange(first, segment.n), sealed=segment.sealed)
+            tail.append(segment)
+    partition.segments = (*mapped, *tail)
+    return fresh
+
+
+def open_file(journal: Journal, file: str) -> SegmentFile:
+    path = journal.directory / SEGMENTS / file
+    try:
+        return SegmentFile(path)
+    except FileNotFoundError as fault:
+        raise StoreCorrupt(
+            f"{path} is missing, and the catalog of the store names it; put it back, run memcore verify --repair to go "
+            "on without its rows, or restore the store from an export"
+        ) from fault
+
+
+def _mark(segments: Iterable[Segment], marks: Sequence[Sequence[int]]) -> bool:
+    _set(segments, MARKS, marks)
+    return bool(marks)
+
+
+def _set(segments: Iterable[Segment], names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Sets columns from (seq, values …) in the order of the seqs, where the segments have those rows."""
+    if not rows:
+        return
+    cells = np.array(rows, dtype=np.int64).T
+    for segment in segments:
+        held = segment.view().columns["seq"]
+        first, last = np.searchsorted(cells[0], (held[0], held[-1] + 1))
+        wanted = cells[:, first:last]
+        at = np.searchsorted(held, wanted[0])
+        there = held[np.minimum(at, len(held) - 1)] == wanted[0]
+        if there.any():
+            columns: dict[str, Any] = {
+                name: values[there].astype(FIXED[name]) for name, values in zip(names, wanted[1:], strict=True)
+            }
+            segment.mark(columns, at[there])

@@ -1,0 +1,502 @@
+"""What is done for a store beside reading and writing it? Rows are sealed into files, small files are joined, what was
+forgotten is dropped, accesses are counted on disk, and the WAL is kept short.
+
+One process at a time does it, by a lock of the operating system's on `maintenance.lock`. Everything is prepared without
+any lock that readers or writers want: a file is written from rows that no longer change, and then one short transaction
+puts it into the catalog's list. A crash before that leaves a file that nothing names, which the next maintenance
+removes; a crash after it leaves rows in the journal that the state row says to pass over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from memcore.clock import DAY, system, to_micros
+from memcore.config import UNDO_DAYS
+from memcore.errors import StoreError, StoreLocked
+from memcore.store import files
+from memcore.store import segment as segments
+from memcore.store.catalog import Catalog, Name
+from memcore.store.commits import Commits, CompactReport
+from memcore.store.files import SEGMENTS, Share, Source, crcs_of
+from memcore.store.journal import Reader
+from memcore.store.load import open_file
+from memcore.store.partition import Partition
+from memcore.store.segment import FIXED, MARKS, Columns
+
+SEAL_ROWS = 32_768  # rows that the journal holds before they are sealed: 40 MB, read in 0.2 s by who opens it
+SEAL_BYTES = 128 << 20  # or this much of what they hold
+MERGED_ROWS = 262_144  # of a file that several were joined into
+MERGED_FILES = 8
+_DELETED = 1000  # rows of the journal a transaction: 2 ms
+_EVERY = 5.0  # seconds between two looks
+LOCK = "maintenance.lock"
+
+
+def step(name: str) -> None:
+    """Called between the steps that a crash may come between, with what has just been or is about to be done: the
+    crash tests put their crashes here.
+    """
+
+
+class Maintenance:
+    def __init__(self, catalog: Catalog, commits: Commits) -> None:
+        assert catalog.journal is not None
+        self._catalog = catalog
+        self._commits = commits
+        self._journal = catalog.journal
+        self._folder = catalog.journal.directory / SEGMENTS
+        self._lock = threading.RLock()  # one thread at a time; a fork waits for it
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self.fault: BaseException | None = None  # why the last round in the background failed
+        catalog.quiet.append(self._lock)
+        catalog.on_fork.append(self._forked)
+        commits.on_commit = self.nudge
+
+    # In the background
+
+    def nudge(self) -> None:
+        """Has the work done in the background, if there is any. Called after each commit."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="memcore-maintenance", daemon=True)
+            self._thread.start()
+        if self._catalog.unsealed() >= SEAL_ROWS or self._commits.bytes_written >= SEAL_BYTES:
+            self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(_EVERY)
+            self._wake.clear()
+            if self._stopping:
+                return
+            try:
+                self.work(to_micros(system(), "now"))
+                self.fault = None
+            except Exception as fault:  # told by stats(); the next round tries again
+                self.fault = fault
+
+    def _forked(self) -> None:
+        self._thread, self._wake = None, threading.Event()
+
+    def stop(self) -> None:
+        """Ends the thread, and writes the counters. Sealing is left to who opens the store next, unless it is due."""
+        self._stopping = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._commits.flush_counts()
+
+    def work(self, now: int) -> None:
+        """All that is due at a time, unless another process is at it."""
+        self._commits.flush_counts()
+        due = self._catalog.unsealed() >= SEAL_ROWS or self._commits.bytes_written >= SEAL_BYTES
+        if due:
+            with self._alone(0) as alone:
+                if alone:
+                    self._tidy()
+                    while self._seal(frozenset()) and self._catalog.unsealed() >= SEAL_ROWS:
+                        pass
+                    self._drop(self._forgettings(now - UNDO_DAYS * DAY))
+                    self._join_small()
+                    self._journal.checkpoint()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Has partitions in RAM use the files that now hold their rows."""
+        catalog = self._catalog
+        catalog.look()
+        for scope in list(catalog.partitions):
+            with catalog.lock:
+                if not catalog.closed:
+                    catalog.renew(scope)
+
+    # When it is asked for
+
+    def compact(self) -> CompactReport:
+        """Seals all rows, drops all that was forgotten, joins small files, and leaves no byte of it anywhere."""
+        with self._alone(self._journal.lock_timeout):
+            before = self._size()
+            self._commits.flush_counts()
+            self._tidy()
+            dropped = written = removed = 0
+            droppable = self._forgettings(None)
+            while sealed := self._seal(droppable):
+                dropped, written = dropped + sealed.dropped, written + sealed.written
+            done = self._drop(droppable)
+            dropped, written, removed = dropped + done.dropped, written + done.written, done.removed
+            removed += self._join_small()
+            self._delete_sealed()
+            with self._journal.busy, self._catalog.lock:
+                self._journal.vacuum()
+                self._journal.checkpoint(whole=True)
+            self._tidy()
+            self._refresh()
+        return CompactReport(dropped, written, removed, before, self._size())
+
+    @contextlib.contextmanager
+    def _alone(self, patience: float) -> Iterator[bool]:
+        """While no other process or thread maintains the store; False if one does and there is no patience."""
+        with self._lock:
+            path = self._journal.directory / LOCK
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as fault:
+                raise files.write_fault(path, fault) from fault
+            try:
+                deadline = time.monotonic() + patience
+                while True:
+                    try:
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if not patience:
+                            yield False
+                            return
+                        if time.monotonic() > deadline:
+                            raise StoreLocked(
+                                f"another process has maintained the store {self._journal.directory} for more than "
+                                f"{patience:g} s; nothing was changed: try again when it is done"
+                            ) from None
+                    time.sleep(0.005)
+                yield True
+            finally:
+                os.close(handle)
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in self._journal.directory.rglob("*") if path.is_file())
+
+    # Sealing
+
+    @dataclass(frozen=True, slots=True)
+    class _Done:
+        dropped: int
+        written: int
+        removed: int = 0
+
+    def _seal(self, droppable: frozenset[int]) -> _Done | None:
+        """Writes the oldest rows that only the journal has into a file, but for those forgotten by the commits
+        `droppable`; None if there are none.
+        """
+        catalog, journal = self._catalog, self._journal
+        with journal.maintaining() as reader:
+            state = reader.state()
+            rows = reader.select(
+                "SELECT seq, scope, crc, length(content) FROM rows WHERE seq > ? ORDER BY seq LIMIT ?",
+                state.sealed_upto,
+                SEAL_ROWS,
+            )
+            if not rows:
+                return None
+            cells = np.array(rows, dtype=np.int64).T
+            n = max(1, int(np.searchsorted(np.cumsum(cells[3]), segments.TEXT_BYTES)))
+            seqs, owners, crcs = cells[0][:n], cells[1][:n], cells[2][:n].astype(np.uint32)
+            upto = int(seqs[-1])
+            scopes = _scopes(reader, np.unique(owners).tolist())
+            marks = {
+                scope: _columns_of_marks(
+                    reader.select(
+                        f"SELECT seq, {', '.join(MARKS)} FROM marks WHERE scope = ? AND seq > ? AND seq <= ? "
+                        "ORDER BY seq",
+                        number,
+                        state.sealed_upto,
+                        upto,
+                    )
+                )
+                for scope, number in scopes.items()
+            }
+        with journal.busy, catalog.lock:
+            names = list(catalog.names)
+        shares: list[Share] = []
+        dropped = 0
+        for scope, number in sorted(scopes.items()):
+            mine = owners == number
+            partition = self._loaded(scope)
+            for share in _shares(scope, partition, seqs[mine], crcs[mine]):
+                marked = _marked(share, marks[scope], droppable)
+                dropped += len(share.rows) - len(marked.rows)
+                if len(marked.rows):
+                    shares.append(marked)
+        written = None
+        if shares:
+            path = files.fresh_name(journal.directory)
+            step("before a segment is written")
+            written = path.name, files.write(path, shares, names, catalog.dim)
+        step("before a segment is named")
+
+        def name() -> None:
+            if written is not None:
+                self._add_file(*written, scopes)
+            journal.run(
+                "DELETE FROM marks WHERE seq > ? AND seq <= ? AND changed <= ?", state.sealed_upto, upto, state.seq
+            )
+            journal.run("UPDATE state SET sealed_upto = ?, generation = generation + 1", upto)
+
+        self._commit(name)
+        catalog.look()
+        self._commits.bytes_written = 0
+        step("after a segment is named")
+        self._delete_sealed()
+        step("after the journal is cut")
+        return self._Done(dropped, int(written is not None))
+
+    def _loaded(self, scope: Name) -> Partition:
+        with self._catalog.lock:
+            partition = self._catalog.loaded(scope)
+        assert partition is not None
+        return partition
+
+    def _commit(self, change: Callable[[], None]) -> None:
+        """One short transaction on the catalog."""
+        journal = self._journal
+        with journal.busy:
+            journal.begin()
+            try:
+                with journal.telling("write into"):
+                    change()
+                journal.commit()
+            except BaseException:
+                journal.roll_back()
+                raise
+
+    def _add_file(self, name: str, written: tuple[list[files.Written], int, int], scopes: dict[Name, int]) -> None:
+        parts, size, crc = written
+        rows = sum(part.rows for part in parts)
+        (number,) = self._journal.run(
+            "INSERT INTO segments (file, rows, bytes, crc) VALUES (?, ?, ?, ?) RETURNING id", name, rows, size, crc
+        ).fetchone()
+        self._journal.run_many(
+            "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                (number, part.start, scopes[part.scope], part.rows, part.first_seq, part.last_seq, part.about)
+                for part in parts
+            ),
+        )
+
+    def _delete_sealed(self) -> None:
+        """Deletes the rows of the journal that lie in files, few at a time."""
+        while True:
+            deleted = 0
+
+            def cut() -> None:
+                nonlocal deleted
+                deleted = self._journal.run(
+                    "DELETE FROM rows WHERE seq IN (SELECT seq FROM rows WHERE seq <= (SELECT sealed_upto FROM state) "
+                    "ORDER BY seq LIMIT ?)",
+                    _DELETED,
+                ).rowcount
+
+            self._commit(cut)
+            if deleted < _DELETED:
+                return
+
+    # Rewriting
+
+    def _drop(self, droppable: frozenset[int]) -> _Done:
+        """Rewrites the files that hold rows which the commits `droppable` have forgotten, without them."""
+        dropped = written = removed = 0
+        for names in self._with_forgotten(droppable):
+            done = self._rewrite(names, droppable)
+            dropped, written, removed = dropped + done.dropped, written + done.written, removed + len(names)
+        if droppable:
+            self._commit(
+                lambda: self._journal.run_many("DELETE FROM forgettings WHERE seq = ?", ((seq,) for seq in droppable))
+            )
+        return self._Done(dropped, written, removed)
+
+    def _forgettings(self, before: int | None) -> frozenset[int]:
+        """The commits whose forgotten rows need not be kept: all, or those that erased or were before a time, of which
+        all rows lie in files.
+        """
+        with self._journal.maintaining() as reader:
+            found, upto = reader.select("SELECT seq, at, erased FROM forgettings"), reader.state().sealed_upto
+        if before is None:
+            return frozenset(seq for seq, _, _ in found)
+        return frozenset(seq for seq, at, erased in found if seq <= upto and (at < before or erased))
+
+    def _with_forgotten(self, droppable: frozenset[int]) -> list[list[str]]:
+        """The files that hold rows which may be dropped."""
+        if not droppable:
+            return []
+        with self._journal.maintaining() as reader:
+            marked = {
+                row[0]
+                for row in reader.select(
+                    "SELECT DISTINCT s.file FROM marks m JOIN parts p ON p.scope = m.scope "
+                    "AND m.seq BETWEEN p.first_seq AND p.last_seq JOIN segments s ON s.id = p.segment "
+                    "WHERE m.forgotten_seq > 0"
+                )
+            }
+            for file, about in reader.select("SELECT file, about FROM parts p JOIN segments s ON s.id = p.segment"):
+                if file not in marked and json.loads(about).get("forgotten"):
+                    marked.add(file)
+        return [[file] for file in sorted(marked)]
+
+    def _join_small(self) -> int:
+        """Joins neighbouring files of which the parts are small; how many are gone."""
+        removed = 0
+        while run := self._small_run():
+            self._rewrite(run, frozenset())
+            removed += len(run)
+        return removed
+
+    def _small_run(self) -> list[str]:
+        """Neighbours in commit order that are worth joining."""
+        with self._journal.maintaining() as reader:
+            found = reader.select(
+                "SELECT file, s.rows, count(*), min(first_seq) FROM segments s JOIN parts p ON p.segment = s.id "
+                "GROUP BY s.id ORDER BY min(first_seq)"
+            )
+        run: list[str] = []
+        rows = 0
+        for file, n, parts, _ in found:
+            small = n < MERGED_ROWS // 2 and n < segments.ROWS // 2 * parts
+            if not small or rows + n > MERGED_ROWS:
+                if len(run) >= MERGED_FILES:
+                    return run
+                run, rows = [], 0
+            if small:
+                run.append(file)
+                rows += n
+        return run if len(run) >= MERGED_FILES else []
+
+    def _rewrite(self, names: Sequence[str], droppable: frozenset[int]) -> _Done:
+        """Writes the rows of neighbouring files into one, with their marks, but for those forgotten by `droppable`."""
+        catalog, journal = self._catalog, self._journal
+        with journal.maintaining() as reader:
+            state = reader.state()
+            parts = reader.select(
+                "SELECT s.file, p.start, p.rows, p.about, c.tenant, c.project, p.scope FROM parts p "
+                "JOIN segments s ON s.id = p.segment JOIN scopes c ON c.id = p.scope "
+                f"WHERE s.file IN ({', '.join('?' * len(names))}) ORDER BY c.tenant, c.project, p.first_seq",
+                *names,
+            )
+            marks: dict[Name, Columns] = {}
+            for *_, tenant, project, number in parts:
+                if (tenant, project) not in marks:
+                    marks[tenant, project] = _columns_of_marks(
+                        reader.select(f"SELECT seq, {', '.join(MARKS)} FROM marks WHERE scope = ? ORDER BY seq", number)
+                    )
+        with journal.busy, catalog.lock:
+            known = list(catalog.names)
+        opened = {name: open_file(journal, name) for name in names}
+        shares: list[Share] = []
+        scopes: dict[Name, int] = {}
+        gone: list[npt.NDArray[np.int64]] = []
+        baked: list[npt.NDArray[np.int64]] = []
+        for file, start, rows, about, tenant, project, number in parts:
+            scopes[tenant, project] = number
+            told = json.loads(about)
+            segment = opened[file].segment(Source(file, start), rows, told, catalog.dim)
+            crcs = crcs_of(opened[file].batch(told["batch"]), told["row"], rows)
+            share = Share((tenant, project), segment, np.arange(rows), crcs)
+            marked = _marked(share, marks[tenant, project], droppable)
+            seqs = segment.view().columns["seq"]
+            baked.append(seqs)
+            gone.append(np.setdiff1d(seqs, seqs[marked.rows], assume_unique=True))
+            if len(marked.rows):
+                shares.append(marked)
+        dropped = np.concatenate(gone)
+        written = None
+        if shares:
+            path = files.fresh_name(journal.directory)
+            step("before a segment is rewritten")
+            written = path.name, files.write(path, shares, known, catalog.dim)
+        step("before a rewritten segment is named")
+        lost = set(dropped.tolist())
+
+        def name() -> None:
+            for (seq,) in journal.run("SELECT seq FROM marks WHERE changed > ?", state.seq).fetchall():
+                if seq in lost:
+                    raise _Overtaken
+            journal.run(f"DELETE FROM segments WHERE file IN ({', '.join('?' * len(names))})", *names)
+            if written is not None:
+                self._add_file(*written, scopes)
+            journal.run_many(
+                "DELETE FROM marks WHERE seq = ? AND changed <= ?",
+                ((seq, state.seq) for seqs in baked for seq in seqs.tolist()),
+            )
+            journal.run_many("DELETE FROM counters WHERE seq = ?", ((seq,) for seq in lost))
+            journal.run("UPDATE state SET generation = generation + 1")
+
+        try:
+            self._commit(name)
+        except BaseException as fault:
+            if written is not None:
+                (self._folder / written[0]).unlink(missing_ok=True)
+            if isinstance(fault, _Overtaken):  # something was restored meanwhile
+                return self._rewrite(names, droppable)
+            raise
+        step("after a rewritten segment is named")
+        for file in names:
+            (self._folder / file).unlink(missing_ok=True)
+        return self._Done(len(dropped), int(written is not None))
+
+    def _tidy(self) -> None:
+        """Removes files that nothing names: what a crash has left."""
+        with self._journal.maintaining() as reader:
+            named = {file for (file,) in reader.select("SELECT file FROM segments")}
+        for path in self._folder.iterdir():
+            if path.name not in named and (path.suffix == ".arrow" or path.name.endswith(".part")):
+                path.unlink(missing_ok=True)
+
+
+class _Overtaken(Exception):
+    """A row that was to be dropped has been restored meanwhile."""
+
+
+def _scopes(reader: Reader, numbers: Sequence[int]) -> dict[Name, int]:
+    found = reader.select("SELECT tenant, project, id FROM scopes")
+    wanted = set(numbers)
+    return {(tenant, project): number for tenant, project, number in found if number in wanted}
+
+
+def _columns_of_marks(rows: Sequence[Sequence[int]]) -> Columns:
+    cells = np.array(rows, dtype=np.int64).reshape(len(rows), 1 + len(MARKS)).T
+    return dict(zip(("seq", *MARKS), cells, strict=True))
+
+
+def _shares(
+    scope: Name, partition: Partition, seqs: npt.NDArray[np.int64], crcs: npt.NDArray[np.uint32]
+) -> list[Share]:
+    """Where the rows with these rising seqs lie in RAM."""
+    found = []
+    for segment, n in zip(partition.shown.segments, partition.shown.sizes, strict=True):
+        held = segment.view(n).columns["seq"]
+        rows = np.searchsorted(held, seqs)
+        there = held[np.minimum(rows, n - 1)] == seqs
+        if there.any():
+            found.append(Share(scope, segment, rows[there], crcs[there]))
+    if sum(len(share.rows) for share in found) != len(seqs):
+        raise StoreError(f"rows of scope {scope} are not in RAM as the journal has them; run memcore verify")
+    return found
+
+
+def _marked(share: Share, marks: Columns, droppable: frozenset[int]) -> Share:
+    """A share with the marks that the catalog tells, over those that its rows have; without what may be dropped."""
+    columns = share.segment.view().columns
+    seqs = columns["seq"][share.rows]
+    own = {name: np.array(columns[name][share.rows]) for name in MARKS}
+    if share.segment.source is None:  # the journal's rows: RAM may be ahead of what is committed
+        own = {name: np.zeros(len(seqs), dtype=FIXED[name]) for name in MARKS}
+    at: npt.NDArray[np.int64] = np.searchsorted(seqs, marks["seq"])
+    there = np.flatnonzero(seqs[np.minimum(at, len(seqs) - 1)] == marks["seq"])
+    for name in MARKS:
+        own[name][at[there]] = marks[name][there].astype(FIXED[name])
+    if droppable:
+        kept = ~np.isin(own["forgotten_seq"], np.fromiter(droppable, np.int64, len(droppable)))
+        own = {name: values[kept] for name, values in own.items()}
+        return Share(share.scope, share.segment, share.rows[kept], share.crcs[kept], own)
+    return replace(share, marks=own)
