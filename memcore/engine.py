@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -38,7 +37,7 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Engine:
     """`directory` is None for a store in RAM."""
 
@@ -52,7 +51,6 @@ class Engine:
     count_tokens: CountTokens
     directory: Directory | None = None
     closed: bool = False
-    closing: threading.Lock = field(default_factory=threading.Lock)
 
     def now(self, given: object) -> int:
         return clock.to_micros(self.clock(), "the clock's time") if given is None else clock.to_micros(given, "now")
@@ -88,11 +86,15 @@ class Engine:
         self.check_open()
 
         def checked() -> T:
-            self.check_open()  # again: another thread may have closed it since the verb began
-            self._settle_embedder()
+            self.check_writable()
             return body(self.catalog)
 
         return self.commits.run(checked)
+
+    def check_writable(self) -> None:
+        """What every write begins with, under the lock."""
+        self.check_open()  # again: another thread may have closed it since the verb began
+        self._settle_embedder()
 
     def embed(self, texts: Sequence[str], kind: Literal["document", "query"]) -> F32 | None:
         """float32 `(n, dim)`, or None where the store has no embedder. Never called under the lock."""
@@ -134,13 +136,12 @@ class Engine:
 
     def close(self) -> None:
         """Lets go of the store. All that was acknowledged is on disk already."""
-        with self.closing:
+        with self.catalog.lock:  # which a forked child finds free
             if self.closed:
                 return
             self.closed = True
-            if self.directory is not None:
-                self.directory.close()
-                return
-            with self.catalog.lock:
+            if self.directory is None:
                 self.catalog.partitions = {}
                 self.catalog.closed = True
+        if self.directory is not None:
+            self.directory.close()

@@ -148,25 +148,22 @@ class Scope:
         """
         engine = self._engine
         engine.check_open()
-        moment = engine.now(now)
-        one = {
-            "content": [content], "kind": [kind], "key": [key], "importance": [importance], "event_time": [event_time],
-            "expires_at": [expires_at], "metadata": [metadata], "source": [source], "confidence": [confidence],
-            "untrusted": [untrusted], "level": [level], "vector": [vector], "id": [id],
-            "idempotency_key": [idempotency_key],
+        fields = {
+            "content": content, "kind": kind, "key": key, "importance": importance, "event_time": event_time,
+            "expires_at": expires_at, "metadata": metadata, "source": source, "confidence": confidence,
+            "untrusted": untrusted, "level": level, "vector": vector, "id": id, "idempotency_key": idempotency_key,
         }  # fmt: skip
-        taken = intake.check(one, 1, self._bounds(), now=moment, dim=engine.catalog.dim or None)
-        if taken.faults:
-            raise taken.faults[0]
-        with_vectors = self._completed(taken)
-
-        def store(catalog: Catalog) -> tuple[Mapping[str, Any], int]:
-            done = self._commit(catalog, with_vectors, moment)
-            if done.fresh:
-                return done.stored, done.seqs[0]
-            return catalog.partition(self._name).ref(done.seqs[0]).columns(), catalog.seq
-
-        return self._record(*engine.write(store))
+        moment = engine.now(now)
+        embeds = vector is None and engine.embedder is not None
+        counts = kind == "working" and engine.working.tokens is not None
+        made, tokens = None, 0
+        if embeds or counts:
+            checked = intake.check({name: [v] for name, v in fields.items()}, 1, self._bounds(), now=moment, dim=None)
+            if checked.faults:
+                raise checked.faults[0]
+            made = engine.embed(checked.columns["content"], "document") if embeds else None
+            tokens = engine.tokens(checked.columns["content"])[0] if counts else 0
+        return self._record(*engine.commits.run_in_batch(self._rows, _Row(fields, moment, made, tokens)))
 
     def remember_many(self, rows: Any, *, on_invalid: str = "raise", now: clock.Instant | None = None) -> WriteResult:
         """Stores many memories in one commit, all or nothing, and returns their ids in order.
@@ -234,7 +231,7 @@ class Scope:
             made = engine.embed([changes["content"]], "document")
             changes["vector"] = None if made is None else made[0]
 
-        def change(catalog: Catalog) -> tuple[Mapping[str, Any], int]:
+        def change(catalog: Catalog) -> tuple[Mapping[str, Any], int, int]:
             ref = self._standing(catalog, hi, lo)
             expires = 0 if ref is None else ref.get("expires_at")
             if ref is None or (expires and expires <= moment):
@@ -265,7 +262,7 @@ class Scope:
             columns = catalog.replace(partition, ref.get("seq"), new, now=moment)
             for conversation in _conversations(columns):
                 make_room(catalog, partition, conversation, engine.working, moment)
-            return columns, int(columns["seq"][0])
+            return columns, 0, int(columns["seq"][0])
 
         return self._record(*engine.write(change))
 
@@ -615,6 +612,10 @@ class Scope:
 
         return [snapshot.record(position) for position in sorted(positions, key=first_said)]
 
+    @property
+    def _rows(self) -> _Rows:
+        return _Rows(self)
+
     def _completed(self, taken: intake.Intake) -> intake.Intake:
         """The rows with the vectors that were not given, and the tokens of working memories. Not under the lock."""
         engine, columns = self._engine, taken.columns
@@ -641,10 +642,10 @@ class Scope:
             make_room(catalog, catalog.partition(self._name), conversation, self._engine.working, now)
         return done
 
-    def _record(self, columns: Mapping[str, Any], seq: int) -> Record:
-        """The only row of some columns, just written."""
+    def _record(self, columns: Mapping[str, Any], row: int, seq: int) -> Record:
+        """A row of some columns, just written by the commit `seq`."""
         names = self._engine.catalog.names
-        return record(columns, 0, names=names, tenant_id=self.tenant_id, project_id=self.project_id, seq=seq)
+        return record(columns, row, names=names, tenant_id=self.tenant_id, project_id=self.project_id, seq=seq)
 
     def _standing(self, catalog: Catalog, hi: int, lo: int) -> Ref | None:
         """The version of an id that stands, if this scope sees it."""
@@ -746,6 +747,60 @@ class Scope:
     def _every(self, *, superseded: bool = False) -> Selection:
         """All that stands in this scope, or all that isn't forgotten; expired or not."""
         return self._selection(KINDS, 0, None, expired=True, superseded=superseded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one call of `remember` stores: its arguments, the time, and what was made of its text."""
+
+    fields: dict[str, Any]
+    moment: int
+    vector: F32 | None
+    tokens: int
+
+
+class _Rows:
+    """Rows that are remembered in one scope, by any threads: a `Batch` of `Commits`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.key = (scope._engine, scope.tenant_id, scope.project_id, scope.session_id, scope.agent_role)
+
+    def prepare(self, rows: Sequence[_Row]) -> tuple[tuple[intake.Intake, int], dict[int, Exception]]:
+        """The rows as columns, each with the time and the vector of its own call."""
+        scope, n = self._scope, len(rows)
+        fields = {name: [row.fields[name] for row in rows] for name in rows[0].fields}
+        for row, one in enumerate(rows):
+            if fields["event_time"][row] is None:
+                fields["event_time"][row] = intake.Micros(one.moment)
+        taken = intake.check(fields, n, scope._bounds(), now=rows[0].moment, dim=scope._engine.catalog.dim or None)
+        columns = taken.columns
+        columns["vector"] = taken.vectors
+        for place, row in enumerate(taken.rows):
+            one = rows[row]
+            columns["ingested_at"][place] = one.moment
+            if one.tokens:
+                if not columns["tokens"].flags.writeable:
+                    columns["tokens"] = columns["tokens"].copy()
+                columns["tokens"][place] = one.tokens
+            if one.vector is not None:
+                if columns["vector"] is None:
+                    columns["vector"] = np.zeros((len(taken.rows), one.vector.shape[1]), dtype=np.float32)
+                columns["vector"][place], columns["has_vector"][place] = one.vector[0], True
+        return (taken, max(row.moment for row in rows)), dict(taken.faults)
+
+    def store(self, prepared: tuple[intake.Intake, int]) -> builtins.list[tuple[Mapping[str, Any], int, int]]:
+        """Of each row: the columns it lies in, its place there, and the commit."""
+        scope, (taken, now) = self._scope, prepared
+        engine = scope._engine
+        engine.check_writable()
+        done = scope._commit(engine.catalog, taken, now)
+        places = {row: place for place, row in enumerate(done.fresh)}
+        partition = engine.catalog.partition(scope._name)
+        return [
+            (done.stored, places[row], seq) if row in places else (partition.ref(seq).columns(), 0, engine.catalog.seq)
+            for row, seq in enumerate(done.seqs)
+        ]
 
 
 def _conversations(columns: Mapping[str, Any]) -> set[Conversation]:
@@ -905,8 +960,13 @@ def open(
     from memcore import embed
 
     chosen = None if embedder is None else embed.resolve(embedder)
+    default_weights, default_decay = config.weights(weights), config.decay(decay_rate, half_life)
+    limits = config.WorkingLimits(
+        gate.count(working_capacity, "working_capacity", 1),
+        None if working_tokens is None else gate.count(working_tokens, "working_tokens", 1),
+    )
     directory = None
-    if path is not None:
+    if path is not None:  # the last that may fail before there is somebody to close it
         from memcore.store.directory import open_directory
 
         directory = open_directory(path, durability=durability, lock_timeout=lock_timeout)
@@ -917,12 +977,9 @@ def open(
         directory=directory,
         embedder=chosen,
         clock=clock,
-        weights=config.weights(weights),
-        decay_rate=config.decay(decay_rate, half_life),
-        working=config.WorkingLimits(
-            gate.count(working_capacity, "working_capacity", 1),
-            None if working_tokens is None else gate.count(working_tokens, "working_tokens", 1),
-        ),
+        weights=default_weights,
+        decay_rate=default_decay,
+        working=limits,
         count_tokens=count_tokens,
     )
     try:

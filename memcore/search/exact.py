@@ -83,7 +83,7 @@ def best(snapshot: Snapshot, masks: Sequence[Mask], query: F32 | None, ask: Ask)
     floor = np.array([ask.min_score])
 
     def run() -> tuple[list[npt.NDArray[Any]], I64]:
-        heap, counts, known = _heap(k), np.zeros(4, dtype=np.int64), _scratch()
+        heap, counts, known = _heap(k), np.zeros(4, dtype=np.int64), _scratch(snapshot)
         for i, first, last in pieces:  # shared: each thread takes the next one until none is left
             part = snapshot.parts[i]
             columns = part.columns
@@ -178,11 +178,12 @@ def _passed(snapshot: Snapshot, masks: Sequence[Mask]) -> int:
 _local = threading.local()
 
 
-def _scratch() -> F32:
-    """Room for a segment's known terms, one a thread: it stays in the cache from query to query."""
-    if not hasattr(_local, "scratch"):
-        _local.scratch = np.empty(ROWS, np.float32)
-    scratch: F32 = _local.scratch
+def _scratch(snapshot: Snapshot) -> F32:
+    """Room for the known terms of the largest segment, one a thread: it stays in the cache from query to query."""
+    scratch: F32 | None = getattr(_local, "scratch", None)
+    most = max(part.n for part in snapshot.parts)
+    if scratch is None or scratch.size < most:
+        scratch = _local.scratch = np.empty(max(most, ROWS), np.float32)
     return scratch
 
 

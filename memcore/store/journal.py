@@ -4,15 +4,18 @@ It holds the rows that no segment file has yet, the marks and counters of all ro
 files, and the number of the last commit. It is the truth for all processes: each has its own copy of what it uses in
 RAM, made from here. A commit is acknowledged when SQLite has it on disk.
 
-Three connections: one that writes, one that reads partitions, one that only asks whether anything has changed.
+Four connections: one that writes, one that reads partitions, one that only asks whether anything has changed, and one
+that maintenance reads with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import sqlite3
+import struct
 import threading
 import time
 import zlib
@@ -25,23 +28,39 @@ import numpy as np
 from memcore.errors import (
     FormatTooNew,
     MemcoreError,
+    StoreClosed,
     StoreCorrupt,
     StoreError,
     StoreFull,
     StoreLocked,
     StoreReadOnly,
 )
+from memcore.store.catalog import CLOSED
 from memcore.store.files import sync_folder
 from memcore.store.segment import COUNTERS, FIXED, MARKS, TEXTS, Columns, zeros
+from memcore.store.steps import step
 
 CATALOG = "catalog.sqlite"
 FORMAT = 2  # 1 was one Parquet file, written whole
 _APPLICATION = 0x6D656D63  # "memc": what `file` and SQLite's tools tell the catalog by
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _CACHE_PAGES = 2000
-_CHECKPOINT_PAGES = 8192  # 32 MB of WAL; maintenance checkpoints earlier, off the writers' path
+# Pages of the WAL before it is moved into the database and begun anew: writing over what is there is faster than making
+# the file longer. One-row commits took 130 µs with 1,000 pages and 200 µs with 8,192.
+_CHECKPOINT_PAGES = 1000
 
-_SCHEMA = """
+
+
+def _sum(*names: str) -> str:
+    """A generated column that no other flip of a bit leaves right: 2 to any power is no multiple of the prime."""
+    terms = " + ".join(f"{weight} * ({name} % 2147483647)" for weight, name in enumerate(names, 1))
+    return f"sum INTEGER NOT NULL GENERATED ALWAYS AS ({terms}) STORED"
+
+
+# SQLite knows no checksums. What has no other witness (an index, a row's CRC, a file) keeps a sum or a copy beside it,
+# made by SQLite itself whenever the row changes, so that `verify` sees a bit that has flipped.
+_COPY = "format || ' ' || seq || ' ' || generation || ' ' || touched || ' ' || sealed_upto || ' ' || dim || ' ' ||"
+_SCHEMA = f"""
 CREATE TABLE state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     format INTEGER NOT NULL,
@@ -50,7 +69,8 @@ CREATE TABLE state (
     touched INTEGER NOT NULL,        -- counts the flushes of the counters
     sealed_upto INTEGER NOT NULL,    -- rows up to this seq lie in segments
     dim INTEGER NOT NULL,            -- of the vectors; 0 until the first
-    fingerprint TEXT                 -- of the embedder
+    fingerprint TEXT,                -- of the embedder
+    copy TEXT NOT NULL GENERATED ALWAYS AS ({_COPY} coalesce(fingerprint, '')) STORED
 ) STRICT;
 CREATE TABLE scopes (
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, project TEXT NOT NULL, UNIQUE (tenant, project)
@@ -88,7 +108,8 @@ CREATE TABLE marks (
     superseded_at INTEGER NOT NULL,
     forgotten_seq INTEGER NOT NULL,
     lapsed INTEGER NOT NULL,
-    changed INTEGER NOT NULL
+    changed INTEGER NOT NULL,
+    {_sum("seq", "scope", *MARKS, "changed")}
 ) STRICT;
 CREATE INDEX marks_of_scope ON marks (scope, changed);
 CREATE TABLE counters (
@@ -96,14 +117,16 @@ CREATE TABLE counters (
     scope INTEGER NOT NULL REFERENCES scopes,
     access_count INTEGER NOT NULL,
     last_access INTEGER NOT NULL,
-    changed INTEGER NOT NULL
+    changed INTEGER NOT NULL,
+    {_sum("seq", "scope", *COUNTERS, "changed")}
 ) STRICT;
 CREATE INDEX counters_of_scope ON counters (scope, changed);
 CREATE TABLE forgettings (
     seq INTEGER PRIMARY KEY,
     scope INTEGER NOT NULL REFERENCES scopes,
     at INTEGER NOT NULL,
-    erased INTEGER NOT NULL          -- not to be restored
+    erased INTEGER NOT NULL,         -- not to be restored
+    {_sum("seq", "scope", "at", "erased")}
 ) STRICT;
 CREATE TABLE segments (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -193,7 +216,9 @@ class Journal:
         self._scopes: dict[tuple[str, str], int] = {}
         self._probing = threading.RLock()
         self._opened = 0  # how often
+        self._closed = False
         self._file: tuple[int, int] | None = None
+        self._frozen: object = None  # `_look_of_files` when they were opened, if they cannot be written
         self._connections: tuple[sqlite3.Connection, ...] = ()
         self._resume()
 
@@ -204,10 +229,18 @@ class Journal:
         with self._probing:
             if self._connections:
                 return
+            if self._closed:
+                raise StoreClosed(CLOSED)
+            if not self.same_file():
+                raise self._moved()
+            made: list[sqlite3.Connection] = []
             with self.telling("open"):
-                made = [connect(self.path, self.durability) for _ in range(4)]
                 try:
+                    self._frozen = self._look_of_files() if self._unwritable() else None
+                    # Also who reads may have to wait: for others that mend the WAL, or put it away when they close.
+                    made += (connect(self.path, self.durability, self._mode(), self.lock_timeout) for _ in range(4))
                     self._check_format(made[0])
+                    made[0].execute("PRAGMA busy_timeout = 0")  # it waits in `_patiently`
                 except BaseException:
                     for connection in made:
                         connection.close()
@@ -220,11 +253,38 @@ class Journal:
 
     def same_file(self) -> bool:
         """Whether the catalog is still the file that was opened."""
+        if self._file is None:
+            return True
         try:
             there = self.path.stat()
         except OSError:
             return False
-        return self._file in (None, (there.st_dev, there.st_ino))
+        return self._file == (there.st_dev, there.st_ino)
+
+    def _moved(self) -> StoreError:
+        return StoreError(
+            f"the store {self.directory} was moved, deleted or replaced while it was open; nothing was written: put it "
+            "back, or close it and open it again"
+        )
+
+    # SQLite reads a database in WAL mode only where it can make two files beside it, unless they are there. In a place
+    # that cannot be written and where nobody has the store open, the database is all there is, and is read as it lies.
+
+    def _unwritable(self) -> bool:
+        wal = self.directory / f"{CATALOG}-wal"
+        return not os.access(self.directory, os.W_OK) and not (wal.exists() and wal.stat().st_size)
+
+    def _mode(self) -> str:
+        return "mode=rw" if self._frozen is None else "mode=ro&immutable=1"
+
+    def _look_of_files(self) -> object:
+        there = self.path.stat()
+        return there.st_ino, there.st_mtime_ns, there.st_size, self._unwritable()
+
+    def _thaw(self) -> None:
+        """Opens files anew that were read as they lay, once somebody has written. Nothing may be under way."""
+        if self._frozen is not None and self._frozen != self._look_of_files():
+            self.suspend()
 
     def suspend(self) -> None:
         """Closes the connections; the next call opens others. Nothing may be under way."""
@@ -233,6 +293,20 @@ class Journal:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
             self._connections = ()
+
+    def close(self) -> None:
+        """Closes the connections for good. Nothing may be under way."""
+        with self._probing:
+            self.suspend()
+            self._closed = True
+
+    def hold(self) -> None:
+        """Closes the connections, and no thread opens others until `let_go`. Nothing may be under way."""
+        self._probing.acquire()
+        self.suspend()
+
+    def let_go(self) -> None:
+        self._probing.release()
 
     def _check_format(self, connection: sqlite3.Connection) -> None:
         try:
@@ -313,15 +387,21 @@ class Journal:
 
     # Reading
 
-    def changes(self) -> tuple[int, int]:
+    def changes(self) -> tuple[int, object]:
         """What is another one when any other connection has committed since."""
         with self._probing:
             self._resume()
-            return self._opened, self._probe.execute("PRAGMA data_version").fetchone()[0]
+            try:
+                if self._frozen is not None:
+                    return self._opened, self._look_of_files()
+                return self._opened, self._probe.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.Error as fault:  # no `telling`, which takes as long as the question
+                raise self._fault(fault, "read") from fault
 
     def state(self) -> State:
         """As committed last."""
         with self.telling("read"), self._probing:
+            self._thaw()
             self._resume()
             return State(*self._probe.execute(_STATE).fetchone())
 
@@ -329,7 +409,10 @@ class Journal:
     def reading(self) -> Iterator[State]:
         """One consistent state for all that is read inside."""
         with self.telling("read"):
+            self._thaw()
             self._resume()
+            if self._reader.in_transaction:  # a signal's handler raised before the `try` below
+                self._reader.execute("ROLLBACK")
             self._reader.execute("BEGIN")
             try:
                 yield State(*self._reader.execute(_STATE).fetchone())
@@ -404,6 +487,8 @@ class Journal:
         """Takes the write lock, which no other process or connection then has."""
         with self.telling("write into"):
             self._resume()
+            if not self.same_file():  # SQLite would go on writing into files that have no name any more
+                raise self._moved()
             self._patiently(lambda: self._writer.execute("BEGIN IMMEDIATE"))
 
     def commit(self) -> None:
@@ -442,8 +527,9 @@ class Journal:
     def keep_scopes(self, scopes: Mapping[tuple[str, str], int]) -> None:
         self._scopes.update(scopes)
 
-    def add_rows(self, scope: int, columns: Columns) -> None:
-        rows = rows_of_columns(scope, columns)
+    def add_rows(self, name: tuple[str, str], scope: int, columns: Columns) -> None:
+        """Rows of a scope, by its name and its number."""
+        rows = rows_of_columns(name, scope, columns)
         if len(rows) == 1:
             self._writer.execute(_INSERT_ROW, rows[0])
         else:
@@ -485,8 +571,16 @@ class Journal:
             self._patiently(lambda: self._writer.execute("VACUUM"))
 
 
-def connect(path: Path, durability: str) -> sqlite3.Connection:
-    made = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
+def connect(path: Path, durability: str, mode: str, patience: float = 0.0) -> sqlite3.Connection:
+    """`mode` as of SQLite's URIs; `patience` in seconds."""
+    made = sqlite3.connect(
+        f"{path.as_uri()}?{mode}",
+        timeout=patience,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=64,
+        uri=True,
+    )
     made.execute("PRAGMA foreign_keys = ON")
     made.execute("PRAGMA secure_delete = OFF")  # `compact` rewrites the file without its free pages
     made.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
@@ -500,10 +594,9 @@ def create(path: Path) -> None:
 
     So an empty or cut file of that name is always damage, and never a store that is still to be filled.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")  # two containers may have the same process ids
     try:
-        made = connect(part, "full")
+        made = connect(part, "full", "mode=rwc")
         try:
             made.execute("PRAGMA journal_mode = WAL")
             made.execute("BEGIN IMMEDIATE")
@@ -515,25 +608,47 @@ def create(path: Path) -> None:
             made.execute("COMMIT")
         finally:
             made.close()  # which moves the WAL into the file
-        with contextlib.suppress(FileExistsError):
+        step("before the catalog has its name")
+        try:
             os.link(part, path)
+        except OSError:
+            if not path.exists():
+                raise
+        step("after the catalog has its name")
         sync_folder(path.parent)
     finally:
-        for left in (part, *(part.with_name(part.name + suffix) for suffix in ("-wal", "-shm"))):
+        for left in (part, *(part.with_name(part.name + suffix) for suffix in ("-wal", "-shm", "-journal"))):
             left.unlink(missing_ok=True)
+
+
+def tidy(path: Path) -> None:
+    """Removes what processes that were killed in `create` have left beside a catalog that is there."""
+    for left in path.parent.glob(f".{path.name}.*.part*"):
+        left.unlink(missing_ok=True)
 
 
 _NEXT = "run memcore verify on it, or restore it from an export"
 
 
-def crc_of(vector: bytes | None, *texts: str | None) -> int:
-    """CRC-32 of what a row holds of the caller's: its vector's bytes, then each text's UTF-8 behind a 0 or a 1."""
-    crc = zlib.crc32(vector) if vector else 0
+_OWN = struct.Struct("<q16siiibhfqqqif?i")  # a row's seq, id and `_PLAIN`
+
+
+def crc_of_scope(scope: tuple[str, str]) -> int:
+    """With what the CRC of a scope's rows begins: a row that is found by itself tells whose it is not."""
+    return zlib.crc32("\0".join(scope).encode())
+
+
+def crc_of(start: int, own: Sequence[Any], vector: bytes | None, texts: Iterable[str | None]) -> int:
+    """CRC-32 of all that a row was written with: `start` as of `crc_of_scope`, its `_OWN` cells, its vector's bytes, and
+    each text's UTF-8 behind a 0 or a 1. What happens to the row later (marks and counters) is not in it.
+    """
+    crc = zlib.crc32(_OWN.pack(*own), start)
+    crc = zlib.crc32(vector, crc) if vector else crc
     return zlib.crc32(b"".join(b"\0" if text is None else b"\1" + text.encode() for text in texts), crc)
 
 
-def rows_of_columns(scope: int, columns: Columns) -> list[tuple[object, ...]]:
-    """Rows of the table from columns of the store."""
+def rows_of_columns(name: tuple[str, str], scope: int, columns: Columns) -> list[tuple[object, ...]]:
+    """Rows of the table from columns of the store: of a scope, by its name and its number."""
     n = len(columns["content"])
     has, vectors = columns["has_vector"], columns["vector"]
     pairs = np.empty((n, 2), dtype=">u8")
@@ -541,18 +656,10 @@ def rows_of_columns(scope: int, columns: Columns) -> list[tuple[object, ...]]:
     dump = pairs.tobytes()
     blobs = [vectors[row].tobytes() if has[row] else None for row in range(n)]
     texts = [columns[name] for name in TEXTS]
-    return list(
-        zip(
-            columns["seq"].tolist(),
-            [scope] * n,
-            [dump[i : i + 16] for i in range(0, 16 * n, 16)],
-            *(columns[name].tolist() for name in _PLAIN),
-            *texts,
-            blobs,
-            map(crc_of, blobs, *texts),
-            strict=True,
-        )
-    )
+    seqs, ids = columns["seq"].tolist(), [dump[i : i + 16] for i in range(0, 16 * n, 16)]
+    plain = [columns[name].tolist() for name in _PLAIN]
+    crcs = map(crc_of, itertools.repeat(crc_of_scope(name), n), zip(seqs, ids, *plain), blobs, zip(*texts))
+    return list(zip(seqs, [scope] * n, ids, *plain, *texts, blobs, crcs, strict=True))
 
 
 def columns_of_rows(rows: Sequence[tuple[Any, ...]], dim: int) -> Columns:

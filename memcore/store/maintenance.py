@@ -33,6 +33,7 @@ from memcore.store.journal import Reader
 from memcore.store.load import open_file
 from memcore.store.partition import Partition
 from memcore.store.segment import FIXED, MARKS, Columns
+from memcore.store.steps import step
 
 SEAL_ROWS = 32_768  # rows that the journal holds before they are sealed: 40 MB, read in 0.2 s by who opens it
 SEAL_BYTES = 128 << 20  # or this much of what they hold
@@ -41,12 +42,6 @@ MERGED_FILES = 8
 _DELETED = 1000  # rows of the journal a transaction: 2 ms
 _EVERY = 5.0  # seconds between two looks
 LOCK = "maintenance.lock"
-
-
-def step(name: str) -> None:
-    """Called between the steps that a crash may come between, with what has just been or is about to be done: the
-    crash tests put their crashes here.
-    """
 
 
 class Maintenance:
@@ -140,8 +135,11 @@ class Maintenance:
             removed += self._join_small()
             self._delete_sealed()
             with self._journal.busy, self._catalog.lock:
+                step("before the catalog is rewritten")
                 self._journal.vacuum()
+                step("before the WAL is cut")
                 self._journal.checkpoint(whole=True)
+                step("after the WAL is cut")
             self._tidy()
             self._refresh()
         return CompactReport(dropped, written, removed, before, self._size())
@@ -266,7 +264,9 @@ class Maintenance:
             try:
                 with journal.telling("write into"):
                     change()
+                step("before a change of the files is committed")
                 journal.commit()
+                step("after a change of the files is committed")
             except BaseException:
                 journal.roll_back()
                 raise
@@ -442,6 +442,7 @@ class Maintenance:
         step("after a rewritten segment is named")
         for file in names:
             (self._folder / file).unlink(missing_ok=True)
+            step("after a file is removed")
         return self._Done(len(dropped), int(written is not None))
 
     def _tidy(self) -> None:
@@ -491,7 +492,7 @@ def _marked(share: Share, marks: Columns, droppable: frozenset[int]) -> Share:
     own = {name: np.array(columns[name][share.rows]) for name in MARKS}
     if share.segment.source is None:  # the journal's rows: RAM may be ahead of what is committed
         own = {name: np.zeros(len(seqs), dtype=FIXED[name]) for name in MARKS}
-    at: npt.NDArray[np.int64] = np.searchsorted(seqs, marks["seq"])
+    at = np.atleast_1d(np.searchsorted(seqs, marks["seq"]))
     there = np.flatnonzero(seqs[np.minimum(at, len(seqs) - 1)] == marks["seq"])
     for name in MARKS:
         own[name][at[there]] = marks[name][there].astype(FIXED[name])
