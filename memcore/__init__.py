@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from memcore.asynchronous import AsyncMemory, AsyncScope, open_async
     from memcore.config import DECAY_PRESETS, Weights, half_life_hours
     from memcore.errors import (
         DimensionMismatch,
@@ -36,26 +37,37 @@ if TYPE_CHECKING:
         StoreReadOnly,
         VersionConflict,
     )
-    from memcore.memory import Memory, Scope, open, warmup
-    from memcore.schema import KINDS, Record, Records, record_schema
+    from memcore.lifecycle.prune import Pruned, PruneReport, Retention
+    from memcore.memory import Memory, Scope, open, verify, warmup
+    from memcore.schema import KINDS, Link, Links, Record, Records, record_schema
     from memcore.search.result import Hit, Recall
+    from memcore.store.verify import Problem, RepairReport, VerifyReport
 
 
 __all__ = [
     "DECAY_PRESETS",
     "KINDS",
+    "AsyncMemory",
+    "AsyncScope",
     "DimensionMismatch",
     "EmbedderMismatch",
     "FormatTooNew",
     "Hit",
     "InvalidInput",
+    "Link",
+    "Links",
     "MemcoreError",
     "Memory",
     "MissingExtra",
     "NotFound",
+    "Problem",
+    "PruneReport",
+    "Pruned",
     "Recall",
     "Record",
     "Records",
+    "RepairReport",
+    "Retention",
     "Scope",
     "ScopeError",
     "StoreClosed",
@@ -64,20 +76,26 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreReadOnly",
+    "VerifyReport",
     "VersionConflict",
     "Weights",
     "__version__",
     "half_life_hours",
     "open",
+    "open_async",
     "record_schema",
+    "verify",
     "warmup",
 ]
 
 _HOMES = {
+    **dict.fromkeys(("AsyncMemory", "AsyncScope", "open_async"), "memcore.asynchronous"),
     **dict.fromkeys(("DECAY_PRESETS", "Weights", "half_life_hours"), "memcore.config"),
-    **dict.fromkeys(("Memory", "Scope", "open", "warmup"), "memcore.memory"),
-    **dict.fromkeys(("KINDS", "Record", "Records", "record_schema"), "memcore.schema"),
+    **dict.fromkeys(("PruneReport", "Pruned", "Retention"), "memcore.lifecycle.prune"),
+    **dict.fromkeys(("Memory", "Scope", "open", "verify", "warmup"), "memcore.memory"),
+    **dict.fromkeys(("KINDS", "Link", "Links", "Record", "Records", "record_schema"), "memcore.schema"),
     **dict.fromkeys(("Hit", "Recall"), "memcore.search.result"),
+    **dict.fromkeys(("Problem", "RepairReport", "VerifyReport"), "memcore.store.verify"),
 }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KINDS = ("working", "episodic", "semantic", "procedural")
 EMBEDDERS = ("static", "hashed")
+_MANY = 10_000  # rows: what has more tells of them by thousands
 _CUT = 100  # characters of a content that a line for people shows
 
 
@@ -74,10 +75,10 @@ class Place:
     scoped: bool  # whether the command line names a scope
 
     @contextmanager
-    def memory(self) -> Iterator[Memory]:
+    def memory(self, *, embeds: bool = True) -> Iterator[Memory]:
         if self.store is None:
             raise click.UsageError("say where the memory is: memcore --store DIR VERB, or set MEMCORE_STORE")
-        mem = memcore.open(self.store, embedder=self.embedder)
+        mem = memcore.open(self.store, embedder=self.embedder if embeds else None)
         try:
             yield mem
         finally:
@@ -130,6 +131,9 @@ as_of_option = click.option("--as-of", help="As the memory stood at this moment.
 kinds_option = click.option(
     "--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this kind; may be given several times."
 )
+tiers_option = click.option(
+    "--tiers", default="hot", show_default=True, help="Where to look: hot, cold (what prune moved out), or hot,cold."
+)
 where_option = click.option(
     "--where", multiple=True, metavar="NAME=VALUE",
     help="Only where a column or metadata.KEY has this value (a JSON value, or else a text); all must hold.",
@@ -178,6 +182,7 @@ def remember(
 @click.option("--half-life", type=float, help="In hours, in place of a rate.")
 @click.option("--min-similarity", type=float)
 @click.option("--min-score", type=float)
+@tiers_option
 @now_option
 @as_of_option
 @as_json
@@ -185,7 +190,7 @@ def remember(
 def recall(
     place: Place, query: str | None, k: int, kinds: Sequence[str], where: Sequence[str], weights: str | None,
     decay_rate: str | None, half_life: float | None, min_similarity: float | None, min_score: float | None,
-    now: str | None, as_of: str | None, as_json: bool,
+    tiers: str, now: str | None, as_of: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """The best memories for QUERY by relevance, recency and importance; without one, by the latter two."""
     with place.scope() as scope:
@@ -199,6 +204,7 @@ def recall(
             half_life=half_life,
             min_similarity=min_similarity,
             min_score=min_score,
+            tiers=tiers.split(","),
             now=_time(now, "--now"),
             as_of=_time(as_of, "--as-of"),
         )
@@ -209,16 +215,20 @@ def recall(
 @click.argument("id", required=False)
 @click.option("--key", help="By key, in place of an id.")
 @click.option("--kind", type=click.Choice(KINDS), help="Which kind's key.")
+@tiers_option
 @now_option
 @as_of_option
 @as_json
 @click.pass_obj
 def get(
-    place: Place, id: str | None, key: str | None, kind: str | None, now: str | None, as_of: str | None, as_json: bool
-) -> None:
+    place: Place, id: str | None, key: str | None, kind: str | None, tiers: str, now: str | None, as_of: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """One memory, by ID or --key."""
     with place.scope() as scope:
-        record = scope.get(id, key=key, kind=kind, now=_time(now, "--now"), as_of=_time(as_of, "--as-of"))
+        record = scope.get(
+            id, key=key, kind=kind, tiers=tiers.split(","), now=_time(now, "--now"), as_of=_time(as_of, "--as-of")
+        )
     if record is None:
         raise NotFound(
             f"no memory {id or key!r} in tenant {place.tenant!r}, project {place.project!r}: see memcore list"
@@ -231,19 +241,20 @@ def get(
 @where_option
 @click.option("--limit", type=int, default=50, show_default=True)
 @click.option("--offset", type=int, default=0, show_default=True)
+@tiers_option
 @now_option
 @as_of_option
 @as_json
 @click.pass_obj
 def list_(
-    place: Place, kinds: Sequence[str], where: Sequence[str], limit: int, offset: int, now: str | None,
+    place: Place, kinds: Sequence[str], where: Sequence[str], limit: int, offset: int, tiers: str, now: str | None,
     as_of: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """The memories of the scope, in the order they were last written."""
     with place.scope() as scope:
         records = scope.list(
             kinds=kinds or KINDS, where=_where(where), limit=limit + 1 if limit > 0 else limit, offset=offset,
-            now=_time(now, "--now"), as_of=_time(as_of, "--as-of"),
+            tiers=tiers.split(","), now=_time(now, "--now"), as_of=_time(as_of, "--as-of"),
         )  # fmt: skip
     shown = records[:limit]
     if len(records) > len(shown):
@@ -317,6 +328,52 @@ def forget(
 
 
 @main.command()
+@click.argument("ids", nargs=-1, required=True)
+@as_json
+@click.pass_obj
+def restore(place: Place, ids: Sequence[str], as_json: bool) -> None:
+    """Bring back memories that were forgotten, or that prune moved out, by IDS."""
+    with place.scope() as scope:
+        report = scope.restore(list(ids))
+    told = [f"restored {report.count}"]
+    told += [f"not to be had: {', '.join(report.missing)}"] * bool(report.missing)
+    told += [f"id or key in use: {', '.join(report.in_use)}"] * bool(report.in_use)
+    _show({**_plain(report), "count": report.count}, as_json, lambda: "; ".join(told))
+
+
+@main.command()
+@click.option("--importance-below", type=float, default=0.3, show_default=True)
+@click.option("--recency-below", type=float, default=0.05, show_default=True)
+@click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
+@click.option("--retention-days", type=float, help="Erase for good what is older than this, in either tier.")
+@click.option("--retention-kind", type=click.Choice(KINDS), help="Only this kind, with --retention-days.")
+@click.option("--dry-run", is_flag=True, help="Tell what would go, and do nothing.")
+@now_option
+@as_json
+@click.pass_obj
+def prune(
+    place: Place, importance_below: float, recency_below: float, decay_rate: str | None, retention_days: float | None,
+    retention_kind: str | None, dry_run: bool, now: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Move faded episodic memories to the cold tier: of the scope that is named before the verb, or else of all."""
+    if retention_kind is not None and retention_days is None:
+        raise click.UsageError("--retention-kind needs --retention-days")
+    rules = [] if retention_days is None else [memcore.Retention(days=retention_days, kind=retention_kind)]
+    with place.whole() as mem:
+        report = mem.prune(
+            importance_below=importance_below,
+            recency_below=recency_below,
+            decay_rate=_rate(decay_rate),
+            retention=rules,
+            dry_run=dry_run,
+            now=_time(now, "--now"),
+        )
+    verb = "would move" if dry_run else "moved"
+    told = f"{verb} {len(report.moved)} of {report.examined} to the cold tier, {len(report.erased)} erased"
+    _show({**_plain(report), "count": report.count}, as_json, lambda: "\n".join([told, report.explain()]))
+
+
+@main.command()
 @click.argument("key", required=False)
 @click.option("--id", help="By id, in place of a key.")
 @click.option("--kind", type=click.Choice(KINDS), help="Which kind's key.")
@@ -348,8 +405,8 @@ def stats(place: Place, as_json: bool) -> None:
 @click.pass_obj
 def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
     """Write the scope that is named before the verb, or else the whole store, to PATH: .json, .jsonl or .parquet."""
-    with place.whole() as mem:
-        rows = mem.export(path, format_)
+    with place.whole() as mem, _progress("export") as progress:
+        rows = mem.export(path, format_, progress=progress)
     _show({"path": str(path), "rows": rows}, as_json, lambda: f"wrote {rows:,} rows to {path}")
 
 
@@ -362,9 +419,24 @@ def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None
 @click.pass_obj
 def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
     """Add what export wrote, or JSON lines with 'content' and the other fields of remember."""
-    with place.memory() as mem:
-        report = mem.import_(path, format_)
-    _show(_plain(report), as_json, lambda: f"imported {report.new:,} rows; {report.present:,} were here already")
+    with place.memory() as mem, _progress("import") as progress:
+        report = mem.import_(path, format_, progress=progress)
+    linked = f" and {report.links:,} links" if report.links else ""
+    _show(
+        _plain(report), as_json, lambda: f"imported {report.new:,} rows{linked}; {report.present:,} were here already"
+    )
+
+
+@main.command()
+@click.argument("embedder", type=click.Choice(EMBEDDERS))
+@as_json
+@click.pass_obj
+def reembed(place: Place, embedder: str, as_json: bool) -> None:
+    """Embed all texts of the store anew with EMBEDDER. Interrupted, it goes on where it was when it is called again."""
+    with place.memory(embeds=False) as mem, _progress("reembed") as progress:
+        report = mem.reembed(embedder, progress=progress)
+    kept = f"; {report.kept:,} had been before" if report.kept else ""
+    _show(_plain(report), as_json, lambda: f"embedded {report.rows:,} rows with {report.embedder}{kept}")
 
 
 @main.command()
@@ -403,7 +475,7 @@ def replay(
         store = place.store  # not that of MEMCORE_STORE: a replay does not go into one's own memory unasked
     traces = loaders.load(_trace_path(trace), format_, limit=limit)
     settings = runner.Settings(_whole_numbers(ks), relevance, _weights(weights), _rate(decay_rate))
-    with memcore.open(store, embedder=embedder) as mem, _progress() as progress:
+    with memcore.open(store, embedder=embedder) as mem, _progress("replay") as progress:
         told, given = runner.play(traces, mem, settings, progress=progress)
     if answers is not None:
         _write(answers, "".join(f"{metrics.answers_line(answer)}\n" for answer in given))
@@ -436,7 +508,7 @@ def _trace_path(name: str) -> Path:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
+def _progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr where that is a terminal; else nothing."""
     if not sys.stderr.isatty():
         yield lambda done, total, label: None
@@ -446,10 +518,10 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("replay", total=None)
+        task = bar.add_task(doing, total=None)
 
         def advance(done: int, total: int, label: str) -> None:
-            if done % 50 == 0 or done == total:
+            if done % 50 == 0 or done == total or total > _MANY:
                 bar.update(task, completed=done, total=total, description=label)
 
         yield advance

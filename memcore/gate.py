@@ -30,6 +30,7 @@ import numpy.typing as npt
 from memcore.errors import DimensionMismatch, InvalidInput, MemcoreError, ScopeError, printable
 
 KINDS = ("working", "episodic", "semantic", "procedural")
+TIERS = ("hot", "cold")
 MAX_SCOPE_LENGTH = 512
 MAX_NAME_LENGTH = 4096
 # Arrow's 32-bit offsets reach 2 GB a column of a segment: 256 million characters and one such text stay below, whatever
@@ -196,6 +197,16 @@ def kinds(value: object) -> tuple[str, ...]:
     if not isinstance(value, Collection) or isinstance(value, Mapping) or not len(value):
         raise InvalidInput(f"kinds is {shown(value)}; pass one or several of {', '.join(KINDS)}")
     return tuple(dict.fromkeys(kind(item) for item in value))
+
+
+def tiers(value: object) -> tuple[str, ...]:
+    """One tier or both, without repeats."""
+    several = (value,) if isinstance(value, str) else value
+    if isinstance(several, Collection) and not isinstance(several, Mapping):
+        known = [item for item in several if isinstance(item, str) and item in TIERS]
+        if known and len(known) == len(several):
+            return tuple(dict.fromkeys(known))
+    raise InvalidInput(f"tiers is {shown(value)}; pass one or both of {', '.join(TIERS)}")
 
 
 def record_id(value: object, what: str = "id") -> uuid.UUID:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,21 +18,28 @@ from memcore.agent.working import CountTokens, Working, estimate_tokens, make_ro
 from memcore.engine import Engine
 from memcore.errors import InvalidInput, NotFound, VersionConflict
 from memcore.gate import KINDS
-from memcore.schema import Record, Records
+from memcore.lifecycle import prune as pruning
+from memcore.lifecycle.prune import PruneReport
+from memcore.schema import Link, Links, Record, Records
 from memcore.search.filter import All, Where, compile_where
-from memcore.store import portable
+from memcore.store import moving, portable
 from memcore.store.catalog import Catalog, Commit
 from memcore.store.commits import Commits, CompactReport
+from memcore.store.links import NEVER, View
 from memcore.store.partition import UPSERTED, WORKING, Conversation, Ref
-from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, record
+from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, link_table, record
+from memcore.store.writes import Write, writes
 
 if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first recall should pay and no other call
-    from memcore.embed.protocol import EmbedderSpec
+    from memcore.embed.protocol import Embedder, EmbedderSpec
+    from memcore.lifecycle.reembed import ReembedReport
     from memcore.search.exact import Ask
     from memcore.search.result import Recall
+    from memcore.store.verify import VerifyReport
 
 EPISODIC = KINDS.index("episodic")
 RECALLED = ("episodic", "semantic")
+HOT = ("hot",)
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
@@ -48,11 +55,14 @@ KEEP: Final = _Keep()
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """`ids` of what was forgotten (or would be, if `dry_run`); `missing`: ids that were asked for and are not there."""
+    """`ids` of what was forgotten (or would be, if `dry_run`); `missing`: ids that were asked for and are not there;
+    `cascaded`: ids of summaries that had to go with what was erased.
+    """
 
     ids: builtins.list[str]
     missing: builtins.list[str] = field(default_factory=list)
     dry_run: bool = False
+    cascaded: builtins.list[str] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -120,6 +130,7 @@ class Scope:
 
     # Writing
 
+    @writes
     def remember(
         self,
         content: str,
@@ -138,7 +149,7 @@ class Scope:
         id: Any = None,
         idempotency_key: str | None = None,
         now: clock.Instant | None = None,
-    ) -> Record:
+    ) -> Write[Record]:
         """Stores one memory and returns its record.
 
         A semantic or procedural memory with a `key` that is in use becomes the next version of that record; an episodic
@@ -156,16 +167,20 @@ class Scope:
         moment = engine.now(now)
         embeds = vector is None and engine.embedder is not None
         counts = kind == "working" and engine.working.tokens is not None
-        made, tokens = None, 0
+        made, tokens, embedder = None, 0, engine.embedder
         if embeds or counts:
             checked = intake.check({name: [v] for name, v in fields.items()}, 1, self._bounds(), now=moment, dim=None)
             if checked.faults:
                 raise checked.faults[0]
             made = engine.embed(checked.columns["content"], "document") if embeds else None
             tokens = engine.tokens(checked.columns["content"])[0] if counts else 0
-        return self._record(*engine.commits.run_in_batch(self._rows, _Row(fields, moment, made, tokens)))
+        row = _Row(fields, moment, made, tokens, embedder)
+        return engine.to_batch(self._rows, row, lambda done: self._record(*done))
 
-    def remember_many(self, rows: Any, *, on_invalid: str = "raise", now: clock.Instant | None = None) -> WriteResult:
+    @writes
+    def remember_many(
+        self, rows: Any, *, on_invalid: str = "raise", now: clock.Instant | None = None
+    ) -> Write[WriteResult]:
         """Stores many memories in one commit, all or nothing, and returns their ids in order.
 
         `rows` is a list of texts, a list of dicts with the arguments of `remember`, or a pyarrow Table or RecordBatch
@@ -179,10 +194,19 @@ class Scope:
         taken = intake.read(rows, self._bounds(), now=moment, dim=engine.catalog.dim or None)
         if taken.faults and on_invalid == "raise":
             raise intake.refusal(taken.faults, len(taken.rows) + len(taken.faults))
+        embedder = engine.embedder
         with_vectors = self._completed(taken)
-        done = engine.write(lambda catalog: self._commit(catalog, with_vectors, moment))
-        return WriteResult(_ids.to_texts(done.id_hi, done.id_lo), taken.faults)
 
+        def store(catalog: Catalog) -> Commit:
+            engine.check_made_by(embedder)
+            return self._commit(catalog, with_vectors, moment)
+
+        return engine.to_write(
+            store,
+            lambda done: WriteResult(_ids.to_texts(done.id_hi, done.id_lo), taken.faults),
+        )
+
+    @writes
     def update(
         self,
         id: Any,
@@ -198,7 +222,7 @@ class Scope:
         vector: Any = KEEP,
         if_version: int | None = None,
         now: clock.Instant | None = None,
-    ) -> Record:
+    ) -> Write[Record]:
         """Makes the next version of a memory with the given fields changed; the others stay. Returns the new record.
 
         `metadata` replaces the whole object; None empties it, and takes away an expiry. New content is embedded anew
@@ -227,6 +251,7 @@ class Scope:
         if not changes:
             raise InvalidInput("update got nothing to change; pass content, importance, metadata or another field")
         tokens = engine.tokens([changes["content"]])[0] if "content" in changes else 0
+        embedder = engine.embedder
         if "content" in changes and "vector" not in changes:
             made = engine.embed([changes["content"]], "document")
             changes["vector"] = None if made is None else made[0]
@@ -249,6 +274,7 @@ class Scope:
                 )
             new = dict(changes)
             if "vector" in new:
+                engine.check_made_by(embedder)
                 given = new["vector"]
                 if given is not None:
                     catalog.settle_dim(given.size)
@@ -264,7 +290,7 @@ class Scope:
                 make_room(catalog, partition, conversation, engine.working, moment)
             return columns, 0, int(columns["seq"][0])
 
-        return self._record(*engine.write(change))
+        return engine.to_write(change, lambda done: self._record(*done))
 
     # Reading
 
@@ -284,6 +310,7 @@ class Scope:
         relevance: str = "cosine",
         min_similarity: float | None = None,
         min_score: float | None = None,
+        tiers: str | Sequence[str] = HOT,
     ) -> Recall:
         """The k best memories by alpha * relevance + beta * exp(-lambda * age) + gamma * importance: exact, best first.
 
@@ -291,9 +318,13 @@ class Scope:
         filters inside the scan. `decay_rate` is lambda per hour or a preset's name; `half_life` hours or a timedelta.
         `min_similarity` and `min_score` leave out what is below. `now` is the moment that ages are counted to; `as_of`
         answers as the memory stood at that moment (and counts ages to it). Ties: newer event time, then lower id.
+
+        `tiers=("hot", "cold")` searches what `prune` moved out too, by the same score, exactly; its files are read for
+        that, and it is not counted as accessed.
         """
         engine = self._engine
         engine.check_open()
+        tiers = tiers if tiers is HOT else gate.tiers(tiers)
         if query is not None and vector is not None:
             raise InvalidInput("recall got both a query and a vector; pass one of them")
         ask, selection, condition = self._asked(
@@ -301,8 +332,11 @@ class Scope:
         )
         from memcore.search import exact, result
 
-        asked = None if query is None else self._embed_queries([query])[0]
-        snapshot = engine.catalog.snapshot(self._name)
+        if query is None:
+            asked, snapshot = None, self._snapshot(tiers)
+        else:
+            embedded, snapshot = self._embed_queries([query], tiers)
+            asked = embedded[0]
         if vector is not None:
             asked = gate.vector(vector, dim=snapshot.dim or None)
         if not snapshot.dim:
@@ -310,7 +344,7 @@ class Scope:
         hits = result.hits(
             snapshot, exact.best(snapshot, _masks(snapshot, selection, condition), asked, ask), asked, ask
         )
-        self._count_access([hits], selection)
+        self._count_access([hits], selection, snapshot)
         return hits
 
     def recall_many(
@@ -329,10 +363,12 @@ class Scope:
         relevance: str = "cosine",
         min_similarity: float | None = None,
         min_score: float | None = None,
+        tiers: str | Sequence[str] = HOT,
     ) -> builtins.list[Recall]:
         """`recall` for many queries in one pass over the memory; one result a query, in order. Same order of hits."""
         engine = self._engine
         engine.check_open()
+        tiers = tiers if tiers is HOT else gate.tiers(tiers)
         if (queries is None) == (vectors is None):
             raise InvalidInput("recall_many takes queries or vectors; pass one of them")
         ask, selection, condition = self._asked(
@@ -342,15 +378,16 @@ class Scope:
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
         from memcore.search import exact, result
 
-        embedded = None if queries is None else self._embed_queries(queries)
-        snapshot = engine.catalog.snapshot(self._name)
-        if embedded is None:
+        if queries is not None:
+            embedded, snapshot = self._embed_queries(queries, tiers)
+        else:
+            snapshot = self._snapshot(tiers)
             embedded = gate.vectors(vectors, rows=None, dim=snapshot.dim or None, what="vectors")
         if not snapshot.dim:
             embedded = np.zeros((len(embedded), 0), dtype=np.float32)
         found = exact.best_many(snapshot, _masks(snapshot, selection, condition), embedded, ask)
         many = [result.hits(snapshot, f, row, ask) for f, row in zip(found, embedded, strict=True)]
-        self._count_access(many, selection)
+        self._count_access(many, selection, snapshot)
         return many
 
     def get(
@@ -361,21 +398,24 @@ class Scope:
         kind: str | None = None,
         now: clock.Instant | None = None,
         as_of: clock.Instant | None = None,
+        tiers: str | Sequence[str] = HOT,
     ) -> Record | None:
         """The memory with this id or key, or None if it isn't here, is forgotten or expired.
 
         A key that several kinds use finds the one written last, unless `kind` says which. `as_of`: as it stood then.
+        What lies in the cold tier is found with `tiers=("hot", "cold")`.
         """
         engine = self._engine
         engine.check_open()
+        tiers = tiers if tiers is HOT else gate.tiers(tiers)
         moment, then = self._moments(now, as_of)
         if (id is None) == (key is None):
             raise InvalidInput("get takes an id or a key; pass one of them")
         selection = self._selection(KINDS if kind is None else (gate.kind(kind),), moment, then)
-        snapshot, positions = self._find(id, key)
+        snapshot, positions = self._find(id, key, tiers)
         for position in positions[::-1].tolist():
             if snapshot.sees(position, selection):
-                if then is None:
+                if then is None and snapshot.part_of(position)[0].segment not in snapshot.cold:
                     self._touch([snapshot.cell(position, "seq")], moment)
                 return snapshot.record(position)
         return None
@@ -389,35 +429,173 @@ class Scope:
         offset: int = 0,
         now: clock.Instant | None = None,
         as_of: clock.Instant | None = None,
+        tiers: str | Sequence[str] = HOT,
     ) -> Records:
-        """The memories of the scope in the order they were last written, all kinds unless told otherwise."""
+        """The memories of the scope in the order they were last written, all kinds unless told otherwise; with
+        `tiers=("hot", "cold")` those in the cold tier too.
+        """
         self._engine.check_open()
+        tiers = tiers if tiers is HOT else gate.tiers(tiers)
         first = gate.count(offset, "offset")
         most = None if limit is None else gate.count(limit, "limit")
         condition = None if where is None else compile_where(where)
         moment, then = self._moments(now, as_of)
         selection = self._selection(gate.kinds(kinds), moment, then)
-        snapshot = self._engine.catalog.snapshot(self._name)
+        snapshot = self._snapshot(tiers)
         positions = snapshot.positions(_masks(snapshot, selection, condition))
-        return Records(snapshot.table(positions[first : None if most is None else first + most]))
+        return _in_order(snapshot, positions, first, None if most is None else first + most)
 
-    def history(self, key: str | None = None, *, id: Any = None, kind: str | None = None) -> Records:
+    def history(
+        self,
+        key: str | None = None,
+        *,
+        id: Any = None,
+        kind: str | None = None,
+        tiers: str | Sequence[str] = HOT,
+    ) -> Records:
         """All versions of one memory, oldest first; each but the last tells in `superseded_at` when it was replaced.
 
-        A key that several memories have had stands for the one written last.
+        A key that several memories have had stands for the one written last. What lies in the cold tier is found with
+        `tiers=("hot", "cold")`.
         """
         self._engine.check_open()
+        tiers = tiers if tiers is HOT else gate.tiers(tiers)
         if (key is None) == (id is None):
             raise InvalidInput("history takes a key or an id; pass one of them")
         selection = self._selection(
             KINDS if kind is None else (gate.kind(kind),), 0, None, expired=True, superseded=True
         )
-        snapshot, positions = self._find(id, key)
+        snapshot, positions = self._find(id, key, tiers)
         mine = [position for position in positions.tolist() if snapshot.sees(position, selection)]
         if key is not None and mine:  # also what the memory was before it had this key
-            versions = snapshot.positions_with({snapshot.name(mine[-1])})
+            last = max(mine, key=lambda position: snapshot.cell(position, "seq"))
+            versions = snapshot.positions_with({snapshot.name(last)})
             mine = [position for position in versions.tolist() if snapshot.sees(position, selection)]
-        return Records(snapshot.table(np.array(mine, dtype=np.int64)))
+        return _in_order(snapshot, np.array(mine, dtype=np.int64))
+
+    # Links
+
+    def link(
+        self,
+        src: Any,
+        relation: str,
+        dst: Any,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        valid_from: clock.Instant | None = None,
+        valid_to: clock.Instant | None = None,
+        now: clock.Instant | None = None,
+    ) -> Link:
+        """Links one memory to another, by ids or records, and returns the link. Both must be in this scope.
+
+        `relation` is one of the library's ("summarizes", "caused_by", "supersedes", "contradicts", "lesson_of") or any
+        other name; `attributes` a JSON object. The link holds from `valid_from` up to `valid_to`, by default ever and
+        for ever. The same call again does nothing while the link holds; one with other attributes or times ends the
+        link that is there, and makes the next.
+        """
+        engine = self._engine
+        engine.check_open()
+        moment = engine.now(now)
+        named = (("src", src), ("dst", dst))
+        ends = [_ids.halves(gate.record_id(getattr(end, "id", end), what)) for what, end in named]
+        name, told = gate.name(relation, "relation"), gate.metadata(attributes, "attributes")
+        times = {
+            what: NEVER if value is None else clock.to_micros(value, what)
+            for what, value in (("valid_from", valid_from), ("valid_to", valid_to))
+        }
+        if valid_to is not None and times["valid_to"] <= times["valid_from"]:
+            since, until = (clock.to_text(times[what]) for what in ("valid_from", "valid_to"))
+            raise InvalidInput(
+                f"valid_to is {until} and valid_from {since}; a link ends after it begins: swap them, or leave one out"
+            )
+
+        def make(catalog: Catalog) -> tuple[View, int, int]:
+            partition = catalog.partition(self._name)
+            here = partition.known(set(ends))
+            if here and self._narrowing() != (None, None):
+                here &= self._mine(catalog.as_written(self._name, partition), here)
+            for end in ends:
+                if end not in here:
+                    raise NotFound(
+                        f"no memory {_ids.to_text(*end)} in tenant {self.tenant_id!r}, project {self.project_id!r} to "
+                        "link; it was never there or was forgotten: list() shows what is there"
+                    )
+            there = self._held_links(catalog, ends[0], name, ends[1], moment)
+            view = partition.links.view()
+            for row in there:
+                same = told is None or told == view.attributes[row]
+                if same and all(v in (NEVER, view.columns[what][row]) for what, v in times.items()):
+                    return view, row, catalog.seq
+            if there:
+                catalog.end_links(self._name, there, moment)
+            columns: dict[str, Any] = {**times, "created_at": moment}
+            for end_name, (hi, lo) in zip(("src", "dst"), ends, strict=True):
+                columns[f"{end_name}_hi"], columns[f"{end_name}_lo"] = np.uint64(hi), np.uint64(lo)
+            catalog.link(self._name, columns, [name], [told])
+            return partition.links.view(), partition.links.n - 1, catalog.seq
+
+        view, row, seq = engine.write(make)
+        return Links(link_table(view, np.array([row]), names=engine.catalog.names, seq=seq))[0]
+
+    def links(
+        self,
+        id: Any = None,
+        *,
+        relation: str | None = None,
+        direction: str = "both",
+        now: clock.Instant | None = None,
+        as_of: clock.Instant | None = None,
+    ) -> Links:
+        """The links that hold, in the order they were made: all of the scope, or those of one memory.
+
+        `direction` is "out" (from it), "in" (to it) or "both". `as_of`: those that were known then, and held then.
+        """
+        self._engine.check_open()
+        moment, then = self._moments(now, as_of)
+        gate.choice(direction, "direction", ("both", "out", "in"))
+        kind = None if relation is None else gate.name(relation, "relation")
+        name = None if id is None else _ids.halves(gate.record_id(getattr(id, "id", id)))
+        catalog = self._engine.catalog
+        snapshot = catalog.snapshot(self._name)
+        view = snapshot.links
+        found = view.valid(snapshot.seq, moment if then is None else then)
+        if then is not None:
+            found &= view.columns["created_at"] <= then
+        if kind is not None:
+            found &= view.columns["relation"] == catalog.known_code(kind)
+        if name is not None:
+            sides = [view.at(end, {name}) for end, way in (("src", "in"), ("dst", "out")) if direction != way]
+            found &= np.logical_or.reduce(sides)
+        elif direction != "both":
+            raise InvalidInput(f"links got direction={direction!r} and no id; say of which memory, or leave it out")
+        rows = np.flatnonzero(found)
+        if len(rows) and self._narrowing() != (None, None):
+            rows = rows[self._sees_ends(catalog.whole(self._name), view, rows)]
+        return Links(link_table(view, rows, names=snapshot.names, seq=snapshot.seq))
+
+    def unlink(
+        self, src: Any, relation: str | None = None, dst: Any = None, *, now: clock.Instant | None = None
+    ) -> int:
+        """Ends the links that hold from one memory, by a relation (default: any), to another (default: any); how many.
+
+        What they were stays: `links(as_of=…)` shows it, and an export has it.
+        """
+        engine = self._engine
+        engine.check_open()
+        moment = engine.now(now)
+        ends = [
+            None if end is None else _ids.halves(gate.record_id(getattr(end, "id", end)))
+            for end in (gate.record_id(getattr(src, "id", src), "src"), dst)
+        ]
+        name = None if relation is None else gate.name(relation, "relation")
+
+        def end(catalog: Catalog) -> int:
+            rows = self._held_links(catalog, ends[0], name, ends[1], moment)
+            if rows:
+                catalog.end_links(self._name, rows, moment)
+            return len(rows)
+
+        return engine.write(end)
 
     # Letting go
 
@@ -440,7 +618,13 @@ class Scope:
         nothing is refused: to empty the scope say `everything=True`. `dry_run` tells what would go, and does nothing.
 
         What is forgotten is seen no more, as of no moment. `restore` brings it back until its bytes are gone: after
-        seven days at the earliest, or with `compact()`. `erase=True` is for good: it cannot be restored.
+        seven days at the earliest, or with `compact()`. A forgotten memory's links are hidden, and come back with it.
+        What lies in the cold tier is forgotten as well, and its files are rewritten without it by `compact()`.
+
+        `erase=True` is for good: it cannot be restored, also what of the ids asked for was forgotten before. With a
+        memory go all its versions, the links that touch it, and, in whatever session, the memories of level 1 and up
+        that summarise it (relation "summarizes"), since they may quote it, and those that summarise these; the report
+        names them in `cascaded`. Their bytes are gone after `compact()`.
         """
         engine = self._engine
         engine.check_open()
@@ -469,37 +653,72 @@ class Scope:
             KINDS if kinds is None else gate.kinds(kinds), moment, None, expired=True, lapsed=True
         )
 
+        gone = replace(selection, forgotten=True)
+
         def chosen(snapshot: Snapshot) -> I64:
             if asked is not None:
                 positions = snapshot.positions_with(set(asked)).tolist()
-                return np.array([p for p in positions if snapshot.sees(p, selection)], dtype=np.int64)
+                seen = [p for p in positions if snapshot.sees(p, selection)]
+                if erase:  # also what was forgotten before, and could be restored
+                    here = {snapshot.name(position) for position in seen}
+                    left = self._restorable(snapshot, [p for p in positions if snapshot.sees(p, gone)])
+                    last = {snapshot.name(position): position for position in left}
+                    seen = sorted([*seen, *(p for name, p in last.items() if name not in here)])
+                return np.array(seen, dtype=np.int64)
             return snapshot.positions(_aged(snapshot, _masks(snapshot, selection, condition), moment, age, most))
 
-        before = engine.catalog.snapshot(self._name)
-        hi, lo = before.halves(chosen(before))  # not under the lock: a filter that reads all metadata takes its time
+        def named_in(snapshot: Snapshot) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
+            """The ids of what is chosen, in halves, and of what must be erased with it."""
+            halves = snapshot.halves(chosen(snapshot))
+            if not erase or not snapshot.links.n:
+                return *halves, []
+            about = snapshot.summaries(set(zip(*(half.tolist() for half in halves), strict=True)))
+            left = self._restorable(snapshot, snapshot.positions_with(set(about)).tolist()) if about else []
+            there = {snapshot.name(position) for position in left}
+            return *halves, [name for name in about if name in there]
 
-        def let_go(catalog: Catalog) -> tuple[_ids.U64, _ids.U64]:
+        def settled(
+            hot: Snapshot, whole: Callable[[], Snapshot]
+        ) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
+            """The cold tier is read only where what is asked for may not be in the hot one, all of it."""
+            if asked is not None and not erase:
+                found = named_in(hot)
+                if len(found[0]) == len(set(asked)):
+                    return found
+            return named_in(whole())
+
+        before = engine.catalog.snapshot(self._name)
+        found = settled(before, lambda: engine.catalog.whole(self._name))  # not under the lock: a filter that reads all metadata takes its time
+
+        def let_go(catalog: Catalog) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
             partition = catalog.partition(self._name)
-            halves = hi, lo
-            if partition.shown.seq != before.seq or partition.added or partition.marks:
-                now_there = catalog.as_written(self._name, partition)
-                halves = now_there.halves(chosen(now_there))
-            names = set(zip(*(half.tolist() for half in halves), strict=True))
+            now_there = found
+            if partition.shown.seq != before.seq or partition.pending:
+                now_there = settled(
+                    catalog.as_written(self._name, partition, cold=False),
+                    lambda: catalog.as_written(self._name, partition),
+                )
+            names = {*zip(*(half.tolist() for half in now_there[:2]), strict=True), *now_there[2]}
             if names:
                 catalog.forget(self._name, names, moment, erased=erase)
-            return halves
+            return now_there
 
-        if not dry_run:
-            hi, lo = engine.write(let_go)
+        hi, lo, cascaded = found if dry_run else engine.write(let_go)
         names = set(zip(hi.tolist(), lo.tolist(), strict=True))
         missing = [_ids.to_text(*name) for name in dict.fromkeys(asked or ()) if name not in names]
-        return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run)
+        return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run, [_ids.to_text(*name) for name in cascaded])
 
     def restore(self, ids: Any) -> RestoreReport:
-        """Brings back what was forgotten, all versions as they were, by id, record or the report of `forget`."""
+        """Brings back what was forgotten, all versions as they were, by id, record or the report of `forget`.
+
+        What lies in the cold tier becomes hot again, also what was forgotten there; so the report of `prune` undoes
+        what it moved. It then counts as written last, since its rows get new seqs.
+        """
         engine = self._engine
         engine.check_open()
-        asked = dict.fromkeys(_asked_ids(ids.ids if isinstance(ids, ForgetReport) else ids))
+        asked = dict.fromkeys(_asked_ids(ids.ids if isinstance(ids, (ForgetReport, PruneReport)) else ids))
+        moment = engine.now(None)
+        engine.catalog.whole(self._name)  # so that cold files are not read under the lock
 
         def bring_back(catalog: Catalog) -> RestoreReport:
             partition = catalog.partition(self._name)
@@ -512,17 +731,28 @@ class Scope:
                 if seen and ref.get("forgotten_seq") not in erased:
                     mine.setdefault(ref.name, []).append(ref)
             used = partition.known(set(mine))
-            back, in_use = [], []
+            cold = moving.cold_versions(catalog, partition, set(asked) - set(mine))
+            for name, versions in cold.items():
+                last = versions[-1]
+                if session in (None, last.get("session")) and role in (None, last.get("role")):
+                    mine[name] = versions
+            used |= partition.known(set(mine) & set(cold), cold=False)
+            back, in_use, from_cold = [], [], []
             for name, versions in mine.items():
                 key, kind = versions[-1].text("key"), versions[-1].get("kind")
                 rival = key is not None and kind in UPSERTED and partition.by_key(kind, key)
                 if name in used or rival:
                     in_use.append(name)
+                    continue
+                back.append(name)
+                if name in cold:
+                    from_cold.extend(versions)
                 else:
                     partition.remember_again(versions)
-                    back.append(name)
             if back:
                 catalog.seq += 1
+            if from_cold:
+                moving.bring_back(catalog, self._name, from_cold, moment)
             missing = [name for name in asked if name not in mine]
             return RestoreReport(*([_ids.to_text(*name) for name in names] for names in (back, missing, in_use)))
 
@@ -533,13 +763,39 @@ class Scope:
         self._engine.check_open()
         condition = None if where is None else compile_where(where)
         selection = self._selection(gate.kinds(kinds), 0, None, expired=True, lapsed=True, forgotten=True)
-        catalog = self._engine.catalog
-        snapshot = catalog.snapshot(self._name)
+        snapshot = self._engine.catalog.whole(self._name)
         positions = snapshot.positions(_masks(snapshot, selection, condition))
-        with catalog.lock:
-            erased = catalog.erased({snapshot.cell(position, "forgotten_seq") for position in positions.tolist()})
-        kept = [p for p in positions.tolist() if snapshot.cell(p, "forgotten_seq") not in erased]
-        return Records(snapshot.table(np.array(kept, dtype=np.int64)))
+        return _in_order(snapshot, np.array(self._restorable(snapshot, positions.tolist()), dtype=np.int64))
+
+    def prune(
+        self,
+        *,
+        importance_below: float = 0.3,
+        recency_below: float = 0.05,
+        decay_rate: float | str | None = None,
+        retention: Any = None,
+        now: clock.Instant | None = None,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """Moves faded memories to the cold tier, and erases what policies say is kept too long; tells which, and why.
+
+        An episodic memory has faded when its importance is below `importance_below` and its recency,
+        exp(-lambda * age in hours), below `recency_below`; `decay_rate` is lambda, by default that of the store. It
+        goes with all its versions, is found with `tiers=("hot", "cold")`, and `restore(report)` brings it back.
+
+        `retention` is one `Retention` or several, by default those that the store was opened with: memories of any
+        kind and tier whose event is older than a policy's days are erased, as by `forget(erase=True)`. Each of the two
+        is one commit. `dry_run` tells what would go, and does nothing.
+        """
+        engine = self._engine
+        engine.check_open()
+        bounds = pruning.Bounds(
+            gate.unit(importance_below, "importance_below"),
+            gate.unit(recency_below, "recency_below"),
+            config.decay(decay_rate, None, engine.decay_rate),
+        )
+        rules = engine.retention if retention is None else pruning.policies(retention)
+        return self._prune(bounds, rules, engine.now(now), gate.flag(dry_run, "dry_run"))
 
     # The live conversation
 
@@ -564,19 +820,24 @@ class Scope:
 
     # The scope as a whole
 
-    def export(self, path: str | os.PathLike[str], format: str | None = None) -> int:
-        """Writes all records of this scope with their versions and counters to a file; the number of rows written.
+    def export(
+        self, path: str | os.PathLike[str], format: str | None = None, *, progress: portable.Progressing | None = None
+    ) -> int:
+        """Writes all records of this scope with their versions, counters and links to a file; the number of rows
+        written.
 
-        The format is by the name's ending unless given: .json (one state document), .jsonl or .parquet.
+        The format is by the name's ending unless given: .json (one state document), .jsonl or .parquet. What lies in
+        the cold tier is written too, and is hot where it is imported. `progress` is called with the rows done, the
+        rows in all, and what is being done.
         """
         catalog = self._engine.catalog
         self._engine.check_open()
         return portable.write(
-            path, [catalog.snapshot(self._name)], catalog.fingerprint, format, self._every(superseded=True)
+            path, [catalog.whole(self._name)], catalog.fingerprint, format, self._every(superseded=True), progress
         )
 
     def stats(self) -> dict[str, Any]:
-        """Counts of this scope, and the bytes of its tenant's project."""
+        """Counts of this scope, and the bytes and the cold tier of its tenant's project."""
         self._engine.check_open()
         return self._counts([self._name])
 
@@ -655,6 +916,48 @@ class Scope:
             return None
         return ref
 
+    def _held_links(
+        self,
+        catalog: Catalog,
+        src: tuple[int, int] | None,
+        relation: str | None,
+        dst: tuple[int, int] | None,
+        moment: int,
+    ) -> builtins.list[int]:
+        """The rows of the links that hold and that this scope sees, None for any. Under the lock."""
+        partition = catalog.partition(self._name)
+        view = partition.links.view()
+        found = view.valid(catalog.seq, moment)
+        for end, name in (("src", src), ("dst", dst)):
+            if name is not None:
+                found &= view.at(end, {name})
+        if relation is not None:
+            found &= view.columns["relation"] == catalog.known_code(relation)
+        rows = np.flatnonzero(found)
+        if len(rows) and self._narrowing() != (None, None):
+            rows = rows[self._sees_ends(catalog.as_written(self._name, partition), view, rows)]
+        return rows.tolist()
+
+    def _sees_ends(self, snapshot: Snapshot, view: View, rows: I64) -> npt.NDArray[np.bool_]:
+        """Of which links both ends are of this scope's session and role."""
+        ends = [view.names(end, rows) for end in ("src", "dst")]
+        mine = self._mine(snapshot, {name for names in ends for name in names})
+        return np.array([src in mine and dst in mine for src, dst in zip(*ends, strict=True)])
+
+    def _restorable(self, snapshot: Snapshot, positions: builtins.list[int]) -> builtins.list[int]:
+        """Those of some rows that aren't erased: they are here, or forgotten and could be restored."""
+        catalog = self._engine.catalog
+        marks = {position: snapshot.cell(position, "forgotten_seq") for position in positions}
+        with catalog.lock:
+            erased = catalog.erased({seq for seq in marks.values() if seq})
+        return [position for position, seq in marks.items() if seq not in erased]
+
+    def _mine(self, snapshot: Snapshot, names: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Which memories are of this scope's session and role, and are not forgotten."""
+        every = self._every(superseded=True)
+        positions = snapshot.positions_with(names).tolist()
+        return {snapshot.name(position) for position in positions if snapshot.sees(position, every)}
+
     def _narrowing(self) -> tuple[int | None, int | None]:
         """The codes of the session and role that this scope is narrowed to."""
         catalog = self._engine.catalog
@@ -701,37 +1004,94 @@ class Scope:
         selection = self._selection(gate.kinds(kinds), moment, then)
         return ask, selection, None if where is None else compile_where(where)
 
-    def _embed_queries(self, queries: Sequence[object]) -> F32:
+    def _embed_queries(self, queries: Sequence[object], tiers: Sequence[str]) -> tuple[F32, Snapshot]:
+        """Queries as vectors, and a snapshot whose vectors the same embedder has made."""
         engine = self._engine
         texts = [gate.query(query) for query in queries]
-        if engine.embedder is None:
-            raise InvalidInput(
-                "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an "
-                "embedder"
-            )
-        made = engine.embed(texts, "query")
-        return np.zeros((0, engine.catalog.dim), np.float32) if made is None else made
+        while True:
+            embedder = engine.embedder
+            if embedder is None:
+                raise InvalidInput(
+                    "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an "
+                    "embedder"
+                )
+            made = engine.embed(texts, "query")
+            snapshot = self._snapshot(tiers)
+            if engine.catalog.fingerprint != embedder.fingerprint:
+                engine.check_embedder()
+            if engine.embedder is embedder:  # or `reembed` has come in between
+                return np.zeros((0, snapshot.dim), np.float32) if made is None else made, snapshot
 
-    def _count_access(self, many: Iterable[Recall], selection: Selection) -> None:
+    def _snapshot(self, tiers: str | Sequence[str]) -> Snapshot:
+        """What readers see of some tiers, which the gate has passed."""
+        catalog = self._engine.catalog
+        if "cold" not in tiers:
+            return catalog.snapshot(self._name)
+        return catalog.whole(self._name, hot="hot" in tiers)
+
+    def _prune(
+        self, bounds: pruning.Bounds, rules: Sequence[pruning.Retention], now: int, dry_run: bool
+    ) -> PruneReport:
+        engine = self._engine
+        erased = self._overdue(rules, bounds, now)
+        if erased and not dry_run:
+            done = set(self.forget([one.id for one in erased], erase=True, now=clock.to_datetime(now)).ids)
+            erased = [one for one in erased if one.id in done]
+        snapshot = engine.catalog.snapshot(self._name)
+        masks = snapshot.masks(self._selection(("episodic",), now, None, expired=True))
+        chosen, moved = pruning.fading(snapshot, masks, bounds, now)
+        if dry_run:
+            gone = {one.id for one in erased}
+            moved = [one for one in moved if one.id not in gone]
+        changed: builtins.list[str] = []
+        if moved and not dry_run:
+            went = engine.move_out(self._name, snapshot, pruning.versions(snapshot, chosen), now)
+            there = {_ids.to_text(*name) for name in went}
+            changed = [one.id for one in moved if one.id not in there]
+            moved = [one for one in moved if one.id in there]
+        return PruneReport(moved, erased, changed, pruning.passed(snapshot, masks), dry_run)
+
+    def _overdue(
+        self, rules: Sequence[pruning.Retention], bounds: pruning.Bounds, now: int
+    ) -> builtins.list[pruning.Pruned]:
+        """What policies say is kept too long in this scope, each memory once."""
+        found: dict[str, pruning.Pruned] = {}
+        for rule in rules:
+            if not rule.concerns(*self._name) or (self.session_id and rule.session not in (None, self.session_id)):
+                continue
+            snapshot = self._engine.catalog.whole(self._name)
+            kinds = KINDS if rule.kind is None else (rule.kind,)
+            selection = self._selection(kinds, now, None, expired=True, lapsed=True)
+            if rule.session is not None:
+                selection = replace(selection, session=self._engine.catalog.known_code(rule.session))
+            for one in pruning.overdue(snapshot, snapshot.masks(selection), rule, now, bounds.decay_rate):
+                found.setdefault(one.id, one)
+        return builtins.list(found.values())
+
+    def _count_access(self, many: Iterable[Recall], selection: Selection, snapshot: Snapshot) -> None:
         seqs = [hit.seq for hits in many for hit in hits]
+        if snapshot.cold:
+            seqs = [seq for seq in seqs if all(segment.row_of(seq) is None for segment in snapshot.cold)]
         if seqs and selection.as_of is None:
             self._touch(seqs, selection.now)
 
     def _touch(self, seqs: Sequence[int], now: int) -> None:
         self._engine.catalog.touch(self._name, seqs, now)
 
-    def _find(self, id: object, key: object) -> tuple[Snapshot, I64]:
+    def _find(self, id: object, key: object, tiers: str | Sequence[str]) -> tuple[Snapshot, I64]:
         """The positions of all versions of an id, or of all rows under a key, oldest first."""
         name = None if id is None else _ids.halves(gate.record_id(id))
         text = "" if key is None else gate.text(key, "key")
-        snapshot = self._engine.catalog.snapshot(self._name)
+        snapshot = self._snapshot(tiers)
         return snapshot, snapshot.positions_under(text) if name is None else snapshot.positions_with({name})
 
     def _counts(self, names: Sequence[tuple[str, str]]) -> dict[str, Any]:
         catalog, standing, versions = self._engine.catalog, np.zeros(len(KINDS), dtype=np.int64), 0
         snapshots = [catalog.snapshot(name) for name in names]
         with catalog.lock:
-            held = sum(catalog.partitions[name].nbytes() for name in names if name in catalog.partitions)
+            partitions = [catalog.partitions[name] for name in names if name in catalog.partitions]
+            held = sum(partition.nbytes() for partition in partitions)
+            tiers = [partition.shown.cold for partition in partitions]
         for snapshot in snapshots:
             versions += len(snapshot.positions(snapshot.masks(self._every(superseded=True))))
             for part, mask in zip(snapshot.parts, snapshot.masks(self._every()), strict=True):
@@ -742,6 +1102,11 @@ class Scope:
             "by_kind": dict(zip(KINDS, standing.tolist(), strict=True)),
             "versions": versions,
             "bytes_in_memory": held,
+            "cold": {
+                "memories": sum(cold.memories for cold in tiers),
+                "files": sum(len(cold.files) for cold in tiers),
+                "bytes": sum(cold.bytes for cold in tiers),
+            },
         }
 
     def _every(self, *, superseded: bool = False) -> Selection:
@@ -757,6 +1122,13 @@ class _Row:
     moment: int
     vector: F32 | None
     tokens: int
+    embedder: Embedder | None  # that made the vector
+
+
+_DEFAULTS = {name: value for name, value in (Scope.remember.__kwdefaults__ or {}).items() if name != "now"}
+
+
+_Prepared = tuple[intake.Intake, int, "builtins.list[Embedder | None]"]
 
 
 class _Rows:
@@ -766,13 +1138,15 @@ class _Rows:
         self._scope = scope
         self.key = (scope._engine, scope.tenant_id, scope.project_id, scope.session_id, scope.agent_role)
 
-    def prepare(self, rows: Sequence[_Row]) -> tuple[tuple[intake.Intake, int], dict[int, Exception]]:
+    def prepare(self, rows: Sequence[_Row]) -> tuple[_Prepared, dict[int, Exception]]:
         """The rows as columns, each with the time and the vector of its own call."""
         scope, n = self._scope, len(rows)
-        fields = {name: [row.fields[name] for row in rows] for name in rows[0].fields}
-        for row, one in enumerate(rows):
-            if fields["event_time"][row] is None:
-                fields["event_time"][row] = intake.Micros(one.moment)
+        given = {name for row in rows for name, value in row.fields.items() if value is not _DEFAULTS.get(name)}
+        fields = {name: [row.fields[name] for row in rows] for name in given}  # one left at its default costs nothing
+        if n > 1 or "event_time" in fields:
+            fields["event_time"] = [
+                intake.Micros(row.moment) if (told := row.fields["event_time"]) is None else told for row in rows
+            ]
         taken = intake.check(fields, n, scope._bounds(), now=rows[0].moment, dim=scope._engine.catalog.dim or None)
         columns = taken.columns
         columns["vector"] = taken.vectors
@@ -787,13 +1161,16 @@ class _Rows:
                 if columns["vector"] is None:
                     columns["vector"] = np.zeros((len(taken.rows), one.vector.shape[1]), dtype=np.float32)
                 columns["vector"][place], columns["has_vector"][place] = one.vector[0], True
-        return (taken, max(row.moment for row in rows)), dict(taken.faults)
+        embedders = [rows[row].embedder for row in taken.rows if rows[row].vector is not None]
+        return (taken, max(row.moment for row in rows), embedders), dict(taken.faults)
 
-    def store(self, prepared: tuple[intake.Intake, int]) -> builtins.list[tuple[Mapping[str, Any], int, int]]:
+    def store(self, prepared: _Prepared) -> builtins.list[tuple[Mapping[str, Any], int, int]]:
         """Of each row: the columns it lies in, its place there, and the commit."""
-        scope, (taken, now) = self._scope, prepared
+        scope, (taken, now, embedders) = self._scope, prepared
         engine = scope._engine
         engine.check_writable()
+        for embedder in embedders:
+            engine.check_made_by(embedder)
         done = scope._commit(engine.catalog, taken, now)
         places = {row: place for place, row in enumerate(done.fresh)}
         partition = engine.catalog.partition(scope._name)
@@ -816,6 +1193,14 @@ def _masks(snapshot: Snapshot, selection: Selection, condition: Where | All | No
     if condition is None:
         return masks
     return [f if m is EVERY else m & f for m, f in zip(masks, condition.masks(snapshot), strict=True)]
+
+
+def _in_order(snapshot: Snapshot, positions: I64, first: int = 0, last: int | None = None) -> Records:
+    """Some of the records at rising positions, in the order they were last written."""
+    if not snapshot.cold:
+        return Records(snapshot.table(positions[first:last]))
+    order = np.argsort(snapshot.values(positions, "seq"), kind="stable")
+    return Records(snapshot.table(np.sort(positions[order[first:last]])).sort_by("seq"))
 
 
 def _aged(
@@ -875,23 +1260,78 @@ class Memory(Scope):
         with self._engine.catalog.lock:
             return self._engine.catalog.scopes()
 
-    def export(self, path: str | os.PathLike[str], format: str | None = None) -> int:
-        """Writes the whole store, all scopes with all versions and counters, to a file; the number of rows written."""
-        self._engine.check_open()
-        catalog = self._engine.catalog
-        return portable.write(path, catalog.snapshots(), catalog.fingerprint, format)
+    def export(
+        self, path: str | os.PathLike[str], format: str | None = None, *, progress: portable.Progressing | None = None
+    ) -> int:
+        """Writes the whole store, all scopes with all versions, counters and links, to a file; the number of rows
+        written.
 
-    def import_(
-        self, path: str | os.PathLike[str], format: str | None = None, *, now: clock.Instant | None = None
-    ) -> portable.ImportReport:
-        """Adds what `export` wrote, or a JSONL file of rows as `remember_many` takes them; all or nothing.
-
-        Ids, versions, times, counters and scopes are kept. A memory whose id is here already is left as it is, so that
-        a second import adds nothing. A key in use by another memory goes to the one ingested later, and the other
-        becomes history. Rows without ids are new memories of the default scope, unless they name their own.
+        What lies in the cold tier is written too, and is hot where it is imported. `progress` is called with the rows
+        done, the rows in all, and what is being done.
         """
         self._engine.check_open()
-        return self._engine.read(path, format, self._engine.now(now))
+        catalog = self._engine.catalog
+        return portable.write(path, catalog.snapshots(), catalog.fingerprint, format, progress=progress)
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        *,
+        now: clock.Instant | None = None,
+        progress: portable.Progressing | None = None,
+    ) -> portable.ImportReport:
+        """Adds what `export` wrote, or a JSONL file of rows as `remember_many` takes them.
+
+        Ids, versions, times, counters, links and scopes are kept. A memory whose id is here already is left as it is,
+        so that a second import adds nothing. A key in use by another memory goes to the one ingested later, and the
+        other becomes history. Rows without ids are new memories of the default scope, unless they name their own.
+
+        All rows are checked before the first goes in: a faulty file changes nothing. Then they go in with a commit for
+        each 8,192. If that is cut off, the rows that are in stay, and the same import goes on from there: to the same
+        result, and nothing doubled. `progress` is called with the rows done, the rows in all, and what is being done.
+        """
+        self._engine.check_open()
+        return self._engine.read(path, format, self._engine.now(now), progress)
+
+    def prune(
+        self,
+        *,
+        importance_below: float = 0.3,
+        recency_below: float = 0.05,
+        decay_rate: float | str | None = None,
+        retention: Any = None,
+        now: clock.Instant | None = None,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """`Scope.prune` for all scopes of the store, one by one; `restore(report)` brings back what was moved."""
+        moment = clock.to_datetime(self._engine.now(now))
+        reports = [
+            self.scope(*name).prune(
+                importance_below=importance_below,
+                recency_below=recency_below,
+                decay_rate=decay_rate,
+                retention=retention,
+                now=moment,
+                dry_run=dry_run,
+            )
+            for name in sorted({*self.scopes(), self._name})
+        ]
+        return pruning.joined(reports, dry_run)
+
+    def restore(self, ids: Any) -> RestoreReport:
+        """`Scope.restore` in the default scope; the report of `prune`, in the scopes that it tells of."""
+        if not isinstance(ids, PruneReport):
+            return super().restore(ids)
+        by_scope: dict[tuple[str, str], builtins.list[str]] = {}
+        for one in ids.moved:
+            by_scope.setdefault((one.tenant_id, one.project_id), []).append(one.id)
+        done = [self.scope(*name).restore(mine) for name, mine in by_scope.items()]
+        return RestoreReport(
+            [id for one in done for id in one.ids],
+            [id for one in done for id in one.missing],
+            [id for one in done for id in one.in_use],
+        )
 
     def stats(self) -> dict[str, Any]:
         """Counts and bytes of the whole store, its embedder and its defaults."""
@@ -908,8 +1348,24 @@ class Memory(Scope):
             "path": None if engine.directory is None else str(engine.directory.path),
         }
 
+    def reembed(
+        self, embedder: EmbedderSpec, *, progress: portable.Progressing | None = None
+    ) -> ReembedReport:
+        """Embeds all texts anew, of all scopes and versions and of the cold tier, and makes the embedder the store's.
+
+        Recall goes on with the old vectors until every row has its new one; then all change at once. Vectors that were
+        passed by hand are replaced too. In a directory an interrupted call can be repeated, and goes on where it was.
+        Other processes that have the store open with the old embedder get `EmbedderMismatch` from then on.
+        `progress` is called with the rows done, the rows in all, and what is being done.
+        """
+        from memcore import embed
+
+        self._engine.check_open()
+        return self._engine.reembed(embed.resolve(embedder), progress)
+
     def compact(self) -> CompactReport:
-        """Frees what was forgotten for good: after it, no file of the store has a byte of it, and no `restore` works.
+        """Frees what was forgotten for good: after it, no file of the store has a byte of it, those of the cold tier
+        neither, and no `restore` of it works.
 
         Also joins small files. Readers and writers go on meanwhile.
         """
@@ -918,6 +1374,23 @@ class Memory(Scope):
         if engine.directory is not None:
             return engine.directory.maintenance.compact()
         return engine.commits.sweep()
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Checks every checksum, reference and count of the store, and that the versions of each memory make sense.
+
+        The report's `.ok` tells whether all is as it was written, `.problems` what is not: in which file, what is
+        wrong, and what it can be repaired from; `.checked["forgotten"]` how many rows are forgotten and still there.
+        `repair` keeps every row that is whole, builds anew what follows from them, and puts the rest aside without
+        deleting it; nobody else may have the store open then. One that cannot be opened: `memcore.verify(path)`.
+        """
+        engine = self._engine
+        engine.check_open()
+        gate.flag(repair, "repair")
+        if engine.directory is not None:
+            return engine.directory.verify(repair=repair)
+        from memcore.store.verify import check_ram
+
+        return check_ram(engine.catalog)
 
     def close(self) -> None:
         """Lets go of the store; all that was acknowledged is on disk already. Closing twice is no error."""
@@ -945,6 +1418,7 @@ def open(
     count_tokens: CountTokens = estimate_tokens,
     durability: str = "full",
     lock_timeout: float = 10.0,
+    retention: Any = (),
 ) -> Memory:
     """Opens a memory: in RAM, or in a directory, which is made if it isn't there.
 
@@ -956,11 +1430,14 @@ def open(
     directory open; a write waits for those of others at most `lock_timeout` seconds, and then is `StoreLocked`.
     `durability="relaxed"` leaves it to the system when to write to the disk: a crash of the machine (not of the
     process) may then lose the last writes, and the store stays whole.
+
+    `retention` is a list of `Retention`: how long memories may be kept, which `prune` sees to.
     """
     from memcore import embed
 
     chosen = None if embedder is None else embed.resolve(embedder)
     default_weights, default_decay = config.weights(weights), config.decay(decay_rate, half_life)
+    rules = pruning.policies(retention)
     limits = config.WorkingLimits(
         gate.count(working_capacity, "working_capacity", 1),
         None if working_tokens is None else gate.count(working_tokens, "working_tokens", 1),
@@ -981,6 +1458,7 @@ def open(
         decay_rate=default_decay,
         working=limits,
         count_tokens=count_tokens,
+        retention=rules,
     )
     try:
         engine.begin()
@@ -988,6 +1466,24 @@ def open(
         engine.close()
         raise
     return Memory(engine)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    repair: bool = False,
+    lock_timeout: float = 10.0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> VerifyReport:
+    """`Memory.verify` of the store in a directory, also if it is damaged so that it cannot be opened.
+
+    `progress` is told how far it is: (done, of how many, with what).
+    """
+    from memcore.store import directory
+
+    return directory.verify(
+        path, repair=gate.flag(repair, "repair"), lock_timeout=lock_timeout, progress=progress or (lambda *_: None)
+    )
 
 
 def warmup(embedder: EmbedderSpec | None = "static") -> None:

@@ -53,6 +53,20 @@ _AFTER_VECTOR = (
 COLUMNS = tuple(field.name for field in (*_BEFORE_VECTOR, pa.field("vector", pa.null()), *_AFTER_VECTOR))
 
 
+LINK_SCHEMA = pa.schema(
+    [
+        pa.field("src_id", pa.string(), nullable=False),
+        pa.field("relation", pa.string(), nullable=False),
+        pa.field("dst_id", pa.string(), nullable=False),
+        pa.field("attributes", pa.string()),
+        pa.field("created_at", TIMESTAMP, nullable=False),
+        pa.field("valid_from", TIMESTAMP),
+        pa.field("valid_to", TIMESTAMP),
+    ]
+)
+RELATIONS = ("summarizes", "caused_by", "supersedes", "contradicts", "lesson_of")  # the library's; any other is allowed
+
+
 def record_schema(dim: int | None) -> pa.Schema:
     """The one schema at every boundary: tables, segment files, exports. Columns in this order (? may be null):
 
@@ -162,6 +176,57 @@ def _cells(column: pa.Array, name: str) -> list[Any]:
         return [None if micros is None else to_datetime(micros) for micros in column.view(pa.int64()).to_pylist()]
     values: list[Any] = column.to_pylist()
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link from a memory to another: the columns of `LINK_SCHEMA`. Times are UTC datetimes, None where not given:
+    valid from ever, or for ever. `attributes` is a dict, empty for null.
+    """
+
+    src_id: str
+    relation: str
+    dst_id: str
+    attributes: dict[str, Any]
+    created_at: datetime
+    valid_from: datetime | None
+    valid_to: datetime | None
+
+
+class Links(Sequence[Link]):
+    """Links in the order they were made, as one Arrow table (`.to_arrow()`); each is made when it is asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def to_arrow(self) -> pa.Table:
+        """All of them as one table: `src_id`, `relation`, `dst_id`, `attributes` (JSON text, or null), `created_at`,
+        `valid_from` and `valid_to` (timestamps in µs UTC; null: from ever, for ever).
+        """
+        return self._table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __iter__(self) -> Iterator[Link]:
+        names = self._table.column_names
+        for batch in self._table.to_batches(_BATCH):
+            columns = [_cells(batch.column(name), "metadata" if name == "attributes" else name) for name in names]
+            for cells in zip(*columns, strict=True):
+                yield Link(*cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Link: ...
+    @overload
+    def __getitem__(self, index: slice) -> Links: ...
+    def __getitem__(self, index: int | slice) -> Link | Links:
+        if isinstance(index, slice):
+            return Links(self._table.take(pa.array(range(len(self))[index], pa.int64())))
+        at = range(len(self))[operator.index(index)]
+        return next(iter(Links(self._table.slice(at, 1))))
+
+    def __repr__(self) -> str:
+        return f"<Links: {len(self)} rows>"
 
 
 class Records(Sequence[Record]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,6 +143,25 @@ def before(a: Entry, b: Entry) -> bool:
 
 def best(entries: Iterable[Entry], k: int) -> list[Entry]:
     return sorted(entries, key=rank)[:k]
+
+
+# Pruning
+
+
+def faded(
+    event_time: int, importance: float, now: int, importance_below: float, recency_below: float, rate: str
+) -> bool:
+    """Whether importance, as the float32 that is kept, and recency exp(-rate * age) are below; `rate` as its digits."""
+    with localcontext() as context:
+        context.prec = 60
+        age_hours = Decimal(max(now - event_time, 0)) / 3_600_000_000
+        recency = (-Decimal(rate) * age_hours).exp()
+        return np.float32(importance) < np.float32(importance_below) and recency < Decimal(recency_below)
+
+
+def overdue(event_time: int, now: int, days: int) -> bool:
+    """Whether it was more than so many days ago."""
+    return now - event_time > days * 86_400_000_000
 
 
 # A scan of rows

@@ -17,7 +17,7 @@ KERNELS = ROOT.parent / "kernels" / "memcore_kernels"
 # From the top down: a module may import from its own layer and from those below it.
 LAYERS = (
     ("cli", "integrations", "__main__"),
-    ("memory", "engine"),
+    ("memory", "asynchronous", "engine", "workers"),
     ("lifecycle", "beliefs", "agent", "replay"),
     ("search", "store", "embed", "llm", "intake"),
     ("schema", "config", "ids", "clock", "gate", "errors"),

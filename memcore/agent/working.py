@@ -14,6 +14,7 @@ from memcore import gate
 from memcore.config import WorkingLimits
 from memcore.store.catalog import Catalog
 from memcore.store.partition import Conversation, Partition
+from memcore.store.writes import Write, prepare_of, writes
 
 if TYPE_CHECKING:
     from memcore.memory import Scope
@@ -86,12 +87,14 @@ class Working:
         self._scope = scope
         self._count_tokens = count_tokens
 
-    def add(self, role: str, content: str, *, now: Any = None, **fields: Any) -> Record:
+    @writes
+    def add(self, /, role: str, content: str, *, now: Any = None, **fields: Any) -> Write[Record]:
         """Appends a message; `role` is system, user, assistant or tool. Other arguments as for `remember`."""
         given = fields.pop("metadata", None)
         told = {} if gate.metadata(given) is None else given
         metadata = {**told, "role": gate.choice(role, "role", ROLES)}
-        return self._scope.remember(content, kind="working", metadata=metadata, now=now, **fields)
+        remember = prepare_of(type(self._scope).remember)
+        return remember(self._scope, content, kind="working", metadata=metadata, now=now, **fields)
 
     def entries(self, *, now: Any = None) -> list[Record]:
         """The messages it still holds as records, in the order they were first said."""

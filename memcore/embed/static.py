@@ -7,6 +7,7 @@ in the package's wheel with its tokenizer. A text's vector is the L2-normalised 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import unicodedata
 from array import array
@@ -85,6 +86,7 @@ class _Tables(NamedTuple):
 
 _loaded: _Tables | None = None
 _loading = threading.Lock()
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 
 def _add_tokens(tables: _Tables, text: str, row: Vectors) -> None:

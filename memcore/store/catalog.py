@@ -24,9 +24,10 @@ import numpy.typing as npt
 from memcore import ids
 from memcore.clock import DAY
 from memcore.config import UNDO_DAYS
-from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed
+from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed, StoreCorrupt
+from memcore.store.cold import COLD, Cold, Folder, Place, Shelf, Tables, rewritten, seqs_of
 from memcore.store.partition import SWEEP_SHARE, UPSERTED, Partition, Ref, Save, Shown
-from memcore.store.segment import FIXED, MARKS, MUTABLE, TEXTS, Columns, zeros
+from memcore.store.segment import FIXED, MARKS, MUTABLE, TEXTS, Columns, Segment, zeros
 from memcore.store.snapshot import Snapshot
 
 if TYPE_CHECKING:  # a store in RAM does without SQLite
@@ -102,13 +103,21 @@ class Catalog:
         self.partitions: dict[Name, Partition] = {}
         self.names: list[str] = []
         self.foreign = 0  # the last commit by another process
+        self.touched = self.counted = 0  # the last flush of counters, and the last by another process
         self.generation = 0  # of the list of segment files
         self.sealed_upto = 0  # rows up to this seq lie in segment files
         self.forgettings: list[Forgetting] = []  # of a store in a directory only those under way
+        self._swept = 0  # how many of them allowed rows to go at the last sweep
+        self.imports: dict[str, str] = {}  # how far imports are that aren't done, by their file; of a store in RAM
+        self.imported: list[tuple[str, str | None]] = []  # what the transaction changes of that
         self.on_fork: list[Callable[[], None]] = []
         self.quiet: list[threading.RLock] = []  # what a fork waits for, beside the catalog's own lock
+        self.place: Place = Tables() if journal is None else Folder(journal.directory / COLD)
+        self._shelf = Shelf(self.place)
+        self.on_fork.append(self._shelf.forked)
         self._codes: dict[str, int] = {}
         self._ids = ids.IdMaker()
+        self._others: object = None  # `Journal.changes_by_others` when a transaction began last
         self._asked: object = None  # `Journal.changes` when the state was last read
         self._accesses: deque[tuple[Name, Sequence[int], int]] = deque()  # not yet counted
         self._counts: dict[tuple[Name, int], list[int]] = {}  # counted in RAM, and not yet on disk
@@ -147,31 +156,76 @@ class Catalog:
                 partition = self.loaded(scope)
         return self._snapshot(scope, partition.shown if partition else _NOTHING)
 
-    def _snapshot(self, scope: Name, shown: Shown) -> Snapshot:
-        return Snapshot(shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names)
+    def _snapshot(self, scope: Name, shown: Shown, cold: Sequence[Segment] = ()) -> Snapshot:
+        return Snapshot(shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names, cold=cold)
 
-    def as_written(self, scope: Name, partition: Partition) -> Snapshot:
-        """A scope with all that the transaction has done so far. Under the lock."""
+    def whole(self, scope: Name, *, hot: bool = True) -> Snapshot:
+        """What readers see of a scope with its cold tier, or of that alone. Its files are read without the lock."""
+        (made,) = self._whole(lambda: [scope])
+        return made if hot else self._snapshot(scope, Shown(made.seq, (), ()), made.cold)
+
+    def as_written(self, scope: Name, partition: Partition, *, cold: bool = True) -> Snapshot:
+        """A scope, by default with its cold tier, with all that the transaction has done so far. Under the lock."""
         sizes = tuple(segment.n for segment in partition.segments)
-        return self._snapshot(scope, Shown(self.seq, partition.segments, sizes))
+        shown = Shown(self.seq, partition.segments, sizes, links=partition.links.view())
+        return self._snapshot(scope, shown, partition.cold_segments() if cold else ())
 
     def snapshots(self) -> list[Snapshot]:
-        """All scopes that have rows, at one moment."""
-        with self.lock:
-            if self.closed:
-                raise StoreClosed(CLOSED)
-            self.look()
-            return [self._snapshot(scope, self.partitions[scope].shown) for scope in self.scopes()]
+        """All scopes that have rows, with their cold tiers, at one moment."""
+        return self._whole(self.scopes)
+
+    def _whole(self, scopes: Callable[[], Sequence[Name]]) -> list[Snapshot]:
+        """Scopes with their cold tiers. If files have gone meanwhile, since they were swept, of the next state."""
+        tried: object = None
+        while True:
+            with self.lock:
+                if self.closed:
+                    raise StoreClosed(CLOSED)
+                self.look()
+                shown = {scope: self._shown_whole(scope) for scope in scopes()}
+            try:
+                return [self._snapshot(scope, s, self._cold_of(s.cold)) for scope, s in shown.items()]
+            except FileNotFoundError as fault:
+                named = {scope: s.cold.files for scope, s in shown.items()}
+                if named == tried:
+                    raise _missing(fault) from fault
+                tried = named
+
+    def _shown_whole(self, scope: Name) -> Shown:
+        """What is shown of a scope, with the cold files that are there now. Under the lock."""
+        partition = self.loaded(scope)
+        while partition is not None and partition.cold.files and partition.generation != self.generation:
+            if not partition.pending:
+                self.renew(scope)
+                partition = self.partitions.get(scope)
+                break
+            self.shown.wait()  # it is being written
+            partition = self.loaded(scope)
+        return partition.shown if partition else _NOTHING
+
+    def _cold_of(self, cold: Cold) -> list[Segment]:
+        return self._shelf.segments(cold, self.dim, self.fingerprint, self._codes)
+
+    def _cold_under_lock(self, cold: Cold) -> list[Segment]:
+        """No other process can have swept the files, since this one writes."""
+        try:
+            return self._cold_of(cold)
+        except FileNotFoundError as fault:
+            raise _missing(fault) from fault
 
     def scopes(self) -> list[Name]:
         """Those that have rows which are not forgotten, all of them read into RAM. Under the lock."""
         names = set(self.partitions)
         if self.journal is not None:
-            with self.journal.reading() as state:
-                names |= {(tenant, project) for tenant, project in self.journal.select(_SCOPES)}
+            journal = self.journal
+
+            def read(state: State) -> None:
+                names.update((tenant, project) for tenant, project in journal.select(_SCOPES))
                 for scope in names:
                     if not self._current(self.partitions.get(scope)):
                         self._read(scope, state)
+
+            self._reading(read)
         return sorted(scope for scope in names if scope in self.partitions and self.partitions[scope].live())
 
     # What other processes have written
@@ -182,6 +236,11 @@ class Catalog:
             return
         asked = self.journal.changes()
         if asked == self._asked:
+            return
+        state = self.journal.state()
+        known = state.seq <= self.seq and (state.generation, state.touched) == (self.generation, self.touched)
+        if known and self._asked is not None:
+            self._asked = asked  # what has changed is this process's own
             return
         with self.lock:
             asked = self.journal.changes()
@@ -197,10 +256,15 @@ class Catalog:
         self.generation, self.sealed_upto = state.generation, state.sealed_upto
         if state.seq > self.seq:
             self.seq = self.foreign = state.seq
+        if state.touched > self.touched:
+            self.touched = self.counted = state.touched
         if self._begun is None:
-            if state.dim and not self.dim:
-                self.widen(state.dim)
-            if state.seq:
+            if state.seq:  # until then they are as whoever opened the store would make them
+                if (state.dim, state.fingerprint) != (self.dim, self.fingerprint) and self.dim:
+                    self.partitions = {}  # all was embedded anew
+                    self.dim = state.dim
+                elif state.dim != self.dim:
+                    self.widen(state.dim)
                 self.fingerprint = state.fingerprint
             for name in self.journal.names_from(len(self.names)):
                 self._codes[name] = len(self.names)
@@ -208,17 +272,18 @@ class Catalog:
 
     def _current(self, partition: Partition | None) -> bool:
         """Whether a partition has all that was committed. One whose rows have moved to other files has."""
-        return partition is not None and (self.journal is None or partition.applied >= self.foreign)
+        return partition is not None and (
+            self.journal is None or (partition.applied >= self.foreign and partition.touched >= self.counted)
+        )
 
     def loaded(self, scope: Name) -> Partition | None:
         """A partition as it is on disk, read as far as it isn't in RAM. Under the lock."""
         partition = self.partitions.get(scope)
         while self.journal is not None and not self._current(partition):
-            if partition is not None and (partition.added or partition.marks) and self._begun is not None:
+            if partition is not None and partition.pending and self._begun is not None:
                 self.shown.wait()  # ours is being written, and another process has written after it
                 continue
-            with self.journal.reading() as state:
-                partition = self._read(scope, state)
+            partition = self._reading(lambda state: self._read(scope, state))
             break
         return partition
 
@@ -229,10 +294,24 @@ class Catalog:
             self.journal is not None
             and partition is not None
             and partition.generation != self.generation
-            and not (partition.added or partition.marks)  # a transaction is at it: later
+            and not partition.pending  # a transaction is at it: later
         ):
-            with self.journal.reading() as state:
-                self._read(scope, state)
+            self._reading(lambda state: self._read(scope, state))
+
+    def _reading(self, read: Callable[[State], T]) -> T:
+        """Reads of one state; of the next one if files have gone meanwhile, since another process has rewritten them.
+        Under the lock.
+        """
+        assert self.journal is not None
+        while True:
+            generation = -1
+            try:
+                with self.journal.reading() as state:
+                    generation = state.generation
+                    return read(state)
+            except StoreCorrupt:
+                if self.journal.state().generation == generation:
+                    raise
 
     def unsealed(self) -> int:
         """About how many rows the journal has that no file has."""
@@ -271,13 +350,23 @@ class Catalog:
         """
         if self._begun is not None:  # a signal's handler raised just where a transaction ends
             self._abandon()
-        self.look()
+        if self.journal is not None:
+            others = self.journal.changes_by_others()
+            if others != self._others:
+                self.look()
+                self._others = others
         self._begun = _Point(self)
 
     def changed(self) -> dict[Name, Partition]:
         """The partitions that the transaction has changed. Under the lock."""
         assert self._begun is not None
-        return {scope: p for scope, (p, _) in self._begun.saves.items() if p.added or p.marks}
+        return {scope: p for scope, (p, _) in self._begun.saves.items() if p.pending}
+
+    def settled(self) -> bool:
+        """Whether the transaction has settled the width of the vectors or their embedder. Under the lock."""
+        assert self._begun is not None
+        # who opened an empty store has settled both in RAM alone
+        return not self._begun.seq or (self.dim, self.fingerprint) != (self._begun.dim, self._begun.fingerprint)
 
     def new_names(self) -> tuple[int, list[str]]:
         """The first code that the transaction has made, and the names from there on."""
@@ -290,12 +379,14 @@ class Catalog:
         return [told for told in self.forgettings if told.seq > self._begun.seq]
 
     def erased(self, seqs: set[int]) -> set[int]:
-        """Which of these commits have erased what they have forgotten. Under the lock."""
-        found = {told.seq for told in self.forgettings if told.erased}
+        """Which of these commits have forgotten for good: they erased, or what they have forgotten is being dropped or
+        has been. Under the lock.
+        """
+        kept = {told.seq for told in self.forgettings if not told.erased}
         if self.journal is not None:
             with self.journal.reading():
-                found |= {seq for (seq,) in self.journal.select("SELECT seq FROM forgettings WHERE erased")}
-        return found & seqs
+                kept |= {seq for (seq,) in self.journal.select("SELECT seq FROM forgettings WHERE NOT erased")}
+        return seqs - kept
 
     def nbytes(self) -> int:
         """Bytes of all rows that are in RAM. Under the lock."""
@@ -307,18 +398,39 @@ class Catalog:
             return 0
         before = self.forgettings[-1].at - UNDO_DAYS * DAY
         gone = {told.seq for told in self.forgettings if all or told.erased or told.at < before}
-        if not gone:
-            return 0
+        if not gone or (len(gone) == self._swept and not all):
+            return 0  # those that may go have been looked at: a sweep reads every row's mark
+        self._swept = 0 if all else len(gone)
+        dropped = 0
         held = sum(segment.n for partition in self.partitions.values() for segment in partition.segments)
         for partition in self.partitions.values():
             partition.sweep(gone, 0 if all else SWEEP_SHARE)
+            dropped += self._sweep_cold(partition, gone, 0 if all else SWEEP_SHARE)
             partition.show(self.seq)
         if all:
             self.forgettings = []
-        return held - sum(segment.n for partition in self.partitions.values() for segment in partition.segments)
+        left = sum(segment.n for partition in self.partitions.values() for segment in partition.segments)
+        return dropped + held - left
+
+    def _sweep_cold(self, partition: Partition, commits: set[int], share: int) -> int:
+        """As `Partition.sweep`, of the tables of a store in RAM's cold tier; the rows dropped."""
+        dropped = 0
+        lost = partition.cold.seqs[np.isin(partition.cold.commits, np.fromiter(commits, np.int64, len(commits)))]
+        for file in partition.cold.files if len(lost) else ():
+            seqs = seqs_of(self.place, file)
+            mine = seqs[np.isin(seqs, lost)]
+            if len(mine) and len(mine) * (share or file.rows) >= file.rows:
+                partition.cold = partition.cold.swept(file, rewritten(self.place, file, mine), mine)
+                self.place.remove(file.file)
+                dropped += len(mine)
+        return dropped
 
     def show(self) -> None:
         """Lets readers see what the transaction has done. Under the lock."""
+        for file, told in self.imported if self.journal is None else ():
+            self.imports.pop(file, None)
+            if told is not None:
+                self.imports[file] = told
         if self._begun is not None:
             for partition, _ in self._begun.saves.values():
                 partition.show(self.seq)
@@ -326,20 +438,20 @@ class Catalog:
         self._end()
         if self.journal is not None:
             self.forgettings.clear()
-            # Readers need not ask because of what this process wrote.
-            asked, state = self.journal.changes(), self.journal.state()
-            if (state.seq, state.generation) == (self.seq, self.generation):
-                self._asked = asked
 
     def _abandon(self) -> None:
         """Ends a transaction of which it is not known whether it is on disk: all is read again."""
         if self.journal is None:
             self.take_back()
             return
+        self.read_anew()
+
+    def read_anew(self) -> None:
+        """Forgets what is in RAM of the disk. Under the lock."""
         self._end()
         self.partitions, self.names, self._codes = {}, [], {}
         self.seq = self.foreign = self.dim = 0
-        self._asked = None
+        self._asked = self._others = None
 
     def take_back(self) -> None:
         """All as it was before the transaction. Under the lock."""
@@ -349,6 +461,7 @@ class Catalog:
 
     def _end(self) -> None:
         self._begun = None
+        self.imported = []
         self.shown.notify_all()
 
     def _take_back(self, point: _Point) -> None:
@@ -358,6 +471,7 @@ class Catalog:
             del self.names[point.names :]
             self._codes = {name: code for name, code in self._codes.items() if code < point.names}
         self.seq, self.dim, self.fingerprint = point.seq, point.dim, point.fingerprint
+        del self.imported[point.imported :]
         while self.forgettings and self.forgettings[-1].seq > point.seq:
             self.forgettings.pop()
 
@@ -366,10 +480,15 @@ class Catalog:
         partition = self.loaded(scope)
         if partition is None:
             partition = self.partitions.setdefault(scope, Partition(self.dim))
-            partition.applied, partition.generation = self.seq, self.generation
+            partition.applied, partition.generation, partition.touched = self.seq, self.generation, self.touched
+        if partition.cold.files and partition.generation != self.generation:
+            self.renew(scope)
+        partition.read_cold = self._cold_under_lock
+        save = None
         for point in (self._begun, self._body):
             if point is not None and scope not in point.saves:
-                point.saves[scope] = partition, partition.save()
+                save = save or partition.save()
+                point.saves[scope] = partition, save
         return partition
 
     def check_dim(self, dim: int) -> None:
@@ -468,15 +587,57 @@ class Catalog:
             partition.lapse(seq)
 
     def forget(self, scope: Name, names: set[tuple[int, int]], now: int, *, erased: bool) -> int:
-        """Forgets all versions of these ids (high half, low half), which are there; the seq of that. Under the lock.
+        """Forgets all versions of these ids (high half, low half), which are there or in the cold tier, and the links
+        that touch them; the seq of that. Under the lock.
 
-        What is `erased` cannot be restored.
+        What is `erased` cannot be restored, also what of it was forgotten before.
         """
         partition = self.partition(scope)
         self.seq += 1
         self.forgettings.append(Forgetting(self.seq, scope, now, erased))
-        partition.forget(names, self.seq)
+        # A memory lies in one tier. Only what was forgotten before may do so in both.
+        cold = names if erased or not partition.cold.files else names - partition.known(names, cold=False)
+        partition.forget(names, self.seq, again=erased)
+        if partition.cold.files and cold:
+            partition.cold = partition.cold.without(*_cold_rows(partition, cold, again=erased), self.seq)
+        if partition.links.n:
+            partition.links.forget(names, self.seq, again=erased)
         return self.seq
+
+    def link(self, scope: Name, columns: Columns, relations: Sequence[str], attributes: Sequence[str | None]) -> None:
+        """Appends links: `columns` as of `links.FIXED`, but for seqs, the codes of `relations` and marks. Under the
+        lock.
+        """
+        table, n = self.partition(scope).links, len(relations)
+        columns["relation"] = np.array([self.code(name) for name in relations], dtype=np.int32)
+        columns["seq"] = np.arange(self.seq + 1, self.seq + 1 + n)
+        self.seq += n
+        table.append(columns, attributes)
+
+    def end_links(self, scope: Name, rows: Sequence[int], now: int) -> None:
+        """Ends links by their rows; none before it began. Under the lock."""
+        table = self.partition(scope).links
+        self.seq += 1
+        for row in rows:
+            table.end(row, self.seq, max(now, int(table.view().columns["created_at"][row])))
+
+    # How far imports are, of which not all commits are done
+
+    def imports_told(self) -> dict[str, str]:
+        """What was told of the imports that aren't done, by their file. In a write."""
+        if self.journal is None:
+            told = dict(self.imports)
+        else:
+            told = dict(self.journal.run("SELECT file, told FROM imports").fetchall())
+        for file, how_far in self.imported:
+            told.pop(file, None)
+            if how_far is not None:
+                told[file] = how_far
+        return told
+
+    def tell_import(self, file: str, told: str | None) -> None:
+        """Tells how far an import is; None: it is done. In a write."""
+        self.imported.append((file, told))
 
     # Counting accesses, which is no write: it waits for nobody, and is on disk a while later
 
@@ -523,17 +684,43 @@ class Catalog:
 class _Point:
     """A state of the catalog that can be gone back to."""
 
-    __slots__ = ("dim", "fingerprint", "names", "saves", "seq")
+    __slots__ = ("dim", "fingerprint", "imported", "names", "saves", "seq")
 
     def __init__(self, catalog: Catalog) -> None:
         self.seq = catalog.seq
         self.dim = catalog.dim
         self.fingerprint = catalog.fingerprint
         self.names = len(catalog.names)
+        self.imported = len(catalog.imported)
         self.saves: dict[Name, tuple[Partition, Save]] = {}
 
 
 _NOTHING = Shown(0, (), ())
+
+
+def _missing(fault: FileNotFoundError) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{fault.filename} is missing, and the catalog of the store names it; put it back, or restore the store from "
+        "an export. The hot memories are not touched by it"
+    )
+
+
+def _cold_rows(
+    partition: Partition, names: set[tuple[int, int]], *, again: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The rows of these ids that lie in the cold tier: their seqs, and whether each is the last version. `again` those
+    too that are gone.
+    """
+    seqs, lasts = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+    for segment in partition.cold_segments():
+        c = segment.view().columns
+        rows = segment.view().rows_with(names)
+        rows = rows if again else rows[c["forgotten_seq"][rows] == 0]
+        seqs.append(c["seq"][rows])
+        lasts.append((c["superseded_seq"][rows] == 0) | c["lapsed"][rows])
+    return np.concatenate(seqs), np.concatenate(lasts)
+
+
 _SCOPES = "SELECT tenant, project FROM scopes"
 
 
@@ -673,11 +860,13 @@ def _before_fork() -> None:
             catalog.journal.busy.acquire()
         catalog.lock.acquire()
         if catalog.journal is not None:
-            catalog.journal.suspend()
+            catalog.journal.hold()
 
 
 def _after_fork() -> None:
     for catalog in _waited_for:
+        if catalog.journal is not None:
+            catalog.journal.let_go()
         catalog.lock.release()
         if catalog.journal is not None:
             catalog.journal.busy.release()

@@ -55,10 +55,16 @@ class Batch(Protocol[I, R]):
         """Writes the sound ones, all or none; a result for each. Under the lock."""
 
 
-class _Ticket:
-    """A write that waits, and what became of it. `woken` is free when there is something to know."""
+class CalledOff(Exception):
+    """The fault of a write that nobody wanted any more when its turn came."""
 
-    __slots__ = ("batch", "body", "done", "fault", "item", "result", "woken")
+
+class Ticket:
+    """A write that waits, and what became of it. `woken` is free when there is something to know; `wanted` is asked
+    once it can be done, and the answer counts.
+    """
+
+    __slots__ = ("batch", "body", "done", "fault", "item", "result", "wanted", "woken")
 
     def __init__(self, body: Callable[[], Any] | None, batch: Batch[Any, Any] | None = None, item: Any = None) -> None:
         self.body = body
@@ -67,6 +73,7 @@ class _Ticket:
         self.done = False
         self.result: Any = None
         self.fault: BaseException | None = None
+        self.wanted: Callable[[], bool] | None = None
         self.woken = threading.Lock()
         self.woken.acquire()
 
@@ -75,9 +82,9 @@ class Commits:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()  # of the four below
-        self._queue: list[_Ticket] = []
-        self._taken: list[_Ticket] = []  # by the leader
-        self._leader: _Ticket | None = None
+        self._queue: list[Ticket] = []
+        self._taken: list[Ticket] = []  # by the leader
+        self._leader: Ticket | None = None
         self._thread = 0  # the leader's
         self.on_commit: Callable[[], None] = lambda: None
         self.bytes_written = 0  # into the journal, since rows were sealed last
@@ -89,41 +96,56 @@ class Commits:
 
     def run(self, body: Callable[[], T]) -> T:
         """Does a write, all of it or, if it raises, nothing; returns when it is on disk, if the store has one."""
-        result: T = self._done(_Ticket(body))
+        result: T = self.done(Ticket(body))
         return result
 
     def run_in_batch(self, batch: Batch[I, R], item: I) -> R:
         """The same for an item of a batch: items that wait at the same time are done as one."""
-        result: R = self._done(_Ticket(None, batch, item))
+        result: R = self.done(Ticket(None, batch, item))
         return result
 
-    def _done(self, ticket: _Ticket) -> Any:
+    def run_all(self, tickets: Sequence[Ticket]) -> None:
+        """Does several writes, each wholly or not at all, in as few commits as may be. The tickets tell what became."""
+        try:
+            if self._catalog.journal is None:
+                self._in_ram(tickets)
+            elif tickets:
+                self._wait(tickets)
+        except BaseException as fault:
+            for ticket in tickets:
+                if not ticket.done:
+                    ticket.fault = ticket.fault or fault
+
+    def done(self, ticket: Ticket) -> Any:
+        """The result of a write, once it is done."""
         if self._catalog.journal is None:
-            self._in_ram(ticket)
+            self._in_ram([ticket])
         elif self._thread == threading.get_ident():  # a caller's object writes while its row is checked
             self._transaction([ticket])
         else:
-            self._wait(ticket)
+            self._wait([ticket])
         if ticket.fault is not None:
             raise ticket.fault
         return ticket.result
 
-    def _wait(self, ticket: _Ticket) -> None:
-        """Has a ticket done, by this thread or another."""
+    def _wait(self, tickets: Sequence[Ticket]) -> None:
+        """Has tickets done, by this thread or another."""
         with self._lock:
-            self._queue.append(ticket)
+            self._queue += tickets
             if self._leader is None:
-                self._leader = ticket
+                self._leader = tickets[0]
         try:
-            if self._leader is not ticket:
-                ticket.woken.acquire()  # done, or to lead
-            if not ticket.done:
-                self._lead(ticket)
+            for ticket in tickets:
+                if not ticket.done and self._leader is not ticket:
+                    ticket.woken.acquire()  # done, or to lead
+                if not ticket.done:
+                    self._lead(ticket)
         except BaseException:  # a signal's handler; whoever waits behind must not wait for ever
-            self._hand_over(ticket)
+            for ticket in tickets:
+                self._hand_over(ticket)
             raise
 
-    def _lead(self, mine: _Ticket) -> None:
+    def _lead(self, mine: Ticket) -> None:
         assert self._catalog.journal is not None
         try:
             with self._catalog.journal.busy:
@@ -136,7 +158,7 @@ class Commits:
             self._thread = 0
             self._hand_over(mine)
 
-    def _hand_over(self, mine: _Ticket) -> None:
+    def _hand_over(self, mine: Ticket) -> None:
         """Wakes those whose writes the leader had taken, and the one who leads next."""
         with self._lock:
             taken = [mine]
@@ -179,18 +201,21 @@ class Commits:
                 journal.begin()
                 with journal.telling("write into"):
                     numbers = {scope: journal.scope_made(scope) for scope, _ in counts}
-                    journal.count((seq, numbers[scope], *counted) for (scope, seq), counted in counts.items())
+                    flush = journal.count((seq, numbers[scope], *counted) for (scope, seq), counted in counts.items())
                 step("before counts are committed")
                 journal.commit()
+                with catalog.lock:
+                    if flush == catalog.touched + 1:  # no other process has counted: what is in RAM is right
+                        catalog.touched = flush
             except BaseException:
                 journal.roll_back()
                 with catalog.lock:
                     catalog.counts_kept(counts)
                 raise
 
-    def _in_ram(self, ticket: _Ticket) -> None:
+    def _in_ram(self, tickets: Sequence[Ticket]) -> None:
         catalog = self._catalog
-        writes = self._writes([ticket])
+        writes = self._writes(tickets)
         with catalog.lock:
             if catalog.closed:
                 raise StoreClosed(CLOSED)
@@ -208,10 +233,10 @@ class Commits:
             catalog.sweep()
             catalog.count_accesses()
 
-    def _writes(self, tickets: Sequence[_Ticket]) -> list[_Write]:
+    def _writes(self, tickets: Sequence[Ticket]) -> list[_Write]:
         """What to do for these tickets: a write each, or one for those of a batch that are sound. Not under the lock."""
         writes: list[_Write] = []
-        batches: dict[Hashable, list[_Ticket]] = {}
+        batches: dict[Hashable, list[Ticket]] = {}
         for ticket in tickets:
             if ticket.batch is not None:
                 batches.setdefault(ticket.batch.key, []).append(ticket)
@@ -221,7 +246,7 @@ class Commits:
             writes += self._prepared(mine)
         return writes
 
-    def _prepared(self, tickets: list[_Ticket]) -> list[_Write]:
+    def _prepared(self, tickets: list[Ticket]) -> list[_Write]:
         batch = tickets[0].batch
         assert batch is not None
         try:
@@ -239,6 +264,9 @@ class Commits:
         """Does writes, each wholly or not at all. Under the lock."""
         for write in writes:
             try:
+                wanted = [ticket.wanted is None or ticket.wanted() for ticket in write.tickets]
+                if not all(wanted):
+                    raise CalledOff
                 result = self._catalog.transact(write.body)
             except Exception as fault:
                 if len(write.tickets) == 1:
@@ -249,7 +277,7 @@ class Commits:
             for ticket, its in zip(write.tickets, result if write.batched else [result], strict=True):
                 ticket.result = its
 
-    def _transaction(self, tickets: list[_Ticket]) -> None:
+    def _transaction(self, tickets: list[Ticket]) -> None:
         """Does the writes and commits those that succeed. A fault of the disk is every write's."""
         catalog, journal = self._catalog, self._catalog.journal
         assert journal is not None
@@ -287,7 +315,10 @@ class Commits:
             if not wrote:
                 journal.roll_back()
             with catalog.lock:
-                catalog.show()
+                if wrote:
+                    catalog.show()
+                else:
+                    catalog.take_back()  # or RAM would keep what the disk has not, such as a name's code
             for ticket in tickets:
                 ticket.done = True
             if wrote:
@@ -298,19 +329,21 @@ class Commits:
         catalog, journal = self._catalog, self._catalog.journal
         assert journal is not None
         changed = catalog.changed()
-        if not changed:
+        if not changed and not catalog.imported:
             return False
         with journal.telling("write into"):
             first, names = catalog.new_names()
             if names:
                 journal.add_names(names, first)
             made: dict[Name, int] = {}
+            last = 0  # the seq of the last row: if the transaction's last, it need not be told beside
             for scope, partition in changed.items():
                 number = made[scope] = journal.scope_made(scope)
                 marks: dict[int, tuple[int, ...]] = {}
                 for columns in partition.added:
                     self.bytes_written += columns["vector"].nbytes + sum(map(len, columns["content"]))
                     journal.add_rows(scope, number, columns)
+                    last = max(last, int(columns["seq"][-1]))
                     marks.update(_own_marks(number, columns, catalog.seq))
                     counts = _own_counts(number, columns)
                     if counts:
@@ -322,11 +355,21 @@ class Commits:
                     marks[seq] = (seq, number, *values, catalog.seq)
                 if marks:
                     journal.put_marks(marks.values())
+                if partition.cold is not partition.shown.cold:
+                    journal.put_cold(number, partition.shown.cold, partition.cold)
+                if partition.links.dirty:
+                    table = partition.links
+                    journal.put_links(number, map(table.cells, table.changed()), catalog.seq)
             for told in catalog.new_forgettings():
                 journal.run(
                     "INSERT INTO forgettings VALUES (?, ?, ?, ?)", told.seq, made[told.scope], told.at, told.erased
                 )
-            journal.set_state(seq=catalog.seq, dim=catalog.dim, fingerprint=catalog.fingerprint)
+            for file, how_far in catalog.imported:
+                journal.run("DELETE FROM imports WHERE file = ?", file)
+                if how_far is not None:
+                    journal.run("INSERT INTO imports VALUES (?, ?)", file, how_far)
+            if catalog.seq != last or catalog.settled():
+                journal.set_state(seq=catalog.seq, dim=catalog.dim, fingerprint=catalog.fingerprint)
             journal.keep_scopes(made)
         return True
 
@@ -356,7 +399,7 @@ def _own_counts(scope: int, columns: dict[str, Any]) -> list[tuple[int, ...]]:
 class _Write:
     """One write of a transaction, and the tickets that it is done for; `batched`: a result for each."""
 
-    tickets: list[_Ticket]
+    tickets: list[Ticket]
     body: Callable[[], Any]
     batched: bool = False
 

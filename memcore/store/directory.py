@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from memcore import gate
-from memcore.errors import EmbedderMismatch, InvalidInput, StoreCorrupt, StoreError, StoreReadOnly
+from memcore.errors import (
+    EmbedderMismatch,
+    InvalidInput,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+)
 from memcore.store import journal
+from memcore.store import repair as repairing
 from memcore.store.catalog import Catalog
 from memcore.store.commits import Commits
-from memcore.store.files import SEGMENTS, write_fault
+from memcore.store.files import SEGMENTS, sync_folder, write_fault
 from memcore.store.journal import CATALOG, Journal
-from memcore.store.maintenance import Maintenance
+from memcore.store.maintenance import Maintenance, alone
+from memcore.store.verify import ASIDE, Progress, VerifyReport, check, quiet, wal_of
 
-OLD_STATE = "state.parquet"  # what a store of format 1 is
+OLD_STATE, OLD_LOCK = "state.parquet", "lock"  # what a store of format 1 is
 DURABILITY = ("full", "relaxed")
 
 
@@ -31,19 +44,66 @@ class Directory:
         self.journal = catalog.journal
         self.commits = Commits(catalog)
         self.maintenance = Maintenance(catalog, self.commits)
-        self.users = 0
+        self.users = 1
 
     def take_over(self, read: Callable[[Path], object]) -> None:
         """Takes over what a memcore of format 1 has left, once: the rows are in the catalog before the file goes."""
-        with _lock:
-            state = self.path / OLD_STATE
-            if state.exists():
+        state = self.path / OLD_STATE
+        if not os.path.lexists(state):
+            return
+        with self._alone_with_old():
+            if not os.path.lexists(state):  # another process was quicker
+                return
+            try:
+                read(state)
+            except InvalidInput as fault:
+                raise StoreCorrupt(f"{fault}; restore the store from an export") from fault
+            state.unlink()
+            (self.path / OLD_LOCK).unlink(missing_ok=True)
+            sync_folder(self.path)  # if it came back after a crash, so would what is forgotten until then
+
+    @contextlib.contextmanager
+    def _alone_with_old(self) -> Iterator[None]:
+        """With the lock that a memcore of format 1 holds while it has the store open."""
+        path = self.path / OLD_LOCK
+        deadline = time.monotonic() + self.journal.lock_timeout
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as fault:
+            raise write_fault(path, fault) from fault
+        try:
+            while True:
                 try:
-                    read(state)
-                except InvalidInput as fault:
-                    raise StoreCorrupt(f"{fault}; restore the store from an export") from fault
-                state.unlink()
-                (self.path / "lock").unlink(missing_ok=True)
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise StoreLocked(
+                            f"{path} is locked: the store is open in an older memcore, or being taken over by another "
+                            "process; nothing was changed: close it there, and try again"
+                        ) from None
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(handle)
+
+    def verify(self, *, repair: bool = False, progress: Progress = quiet) -> VerifyReport:
+        """Checks all that is on disk, and mends it if asked to; readers and writers wait for the latter alone."""
+        writable = os.access(self.path, os.W_OK)
+        with self.maintenance.alone() if writable else contextlib.nullcontext():
+            found = check(self.path, wal_of(self.path, ours=True), progress)
+            if found.ok or not repair:
+                return found
+            if not writable:
+                raise _not_to_be_repaired(self.path)
+            with self.journal.busy, self.catalog.lock:
+                self.journal.hold()
+                try:
+                    return repairing.repair(self.path, found, progress)
+                finally:
+                    self.journal.replaced()
+                    self.journal.let_go()
+                    self.catalog.read_anew()
 
     def close(self) -> None:
         """One user less; the last one writes the counters and closes the files."""
@@ -51,16 +111,24 @@ class Directory:
             self.users -= 1
             if self.users:
                 return
-            _open.pop(self.path, None)
-            self.maintenance.stop()
-            with self.journal.busy, self.catalog.lock:
+            if _open.get(self.path) is self:
+                del _open[self.path]
+        # Not under the lock: whoever opens the store meanwhile does so as another process would.
+        try:
+            with contextlib.suppress(StoreLocked, StoreFull, StoreReadOnly):  # no read fails for want of its count
+                self.maintenance.stop()
+        finally:
+            with contextlib.ExitStack() as held:
+                for lock in (*self.catalog.quiet, self.journal.busy, self.catalog.lock):
+                    held.enter_context(lock)
                 self.catalog.closed = True
                 self.catalog.partitions = {}
-                self.journal.suspend()
+                self.journal.close()
 
 
-_lock = threading.RLock()  # of opening and closing
+_lock = threading.RLock()  # of the dict
 _open: dict[Path, Directory] = {}
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def open_directory(path: object, *, durability: object, lock_timeout: object) -> Directory:
@@ -74,23 +142,77 @@ def open_directory(path: object, *, durability: object, lock_timeout: object) ->
         _make_folder(place)
         real = place.resolve()
         opened = _open.get(real)
-        if opened is not None and not opened.journal.same_file():
-            raise StoreError(
-                f"the store {place} is open in this process, and its files have been replaced meanwhile; close it first"
-            )
-        if opened is None:
-            _make_catalog(place)
+        if opened is not None:
+            opened.users += 1  # first of all: its last `Memory` may be garbage, and be collected at any moment
+        else:
+            _make_catalog(real)
             opened = Directory(real, Catalog(Journal(real, durability=chosen, lock_timeout=patience)))
-            with opened.catalog.lock:
+        try:
+            if real in _open:
+                _check_same(opened, chosen, patience)
+            else:
                 opened.catalog.look()
-            _open[real] = opened
-        elif opened.journal.durability != chosen:
-            raise InvalidInput(
-                f"the store {place} is open in this process with durability={opened.journal.durability!r}, and now "
-                f"asked for with {chosen!r}; open it with the same, or close it first"
-            )
-        opened.users += 1
+                _open[real] = opened
+        except BaseException:
+            opened.close()
+            raise
     return opened
+
+
+def verify(
+    path: object, *, repair: bool = False, lock_timeout: object = 10.0, progress: Progress = quiet
+) -> VerifyReport:
+    """Checks a store by its path, also one that cannot be opened, and mends it if asked to."""
+    place = directory_of(path)
+    patience = gate.number(lock_timeout, "lock_timeout")
+    real = place.resolve()
+    with _lock:
+        opened = _open.get(real)
+        if opened is not None:
+            opened.users += 1
+    if opened is not None:
+        try:
+            return opened.verify(repair=repair, progress=progress)
+        finally:
+            opened.close()
+    if not any(os.path.lexists(real / name) for name in (CATALOG, SEGMENTS, f"{CATALOG}-wal", ASIDE)):
+        old = "a store of format 1, which memcore.open takes over: open it, and verify it then"
+        raise StoreError(f"{place} is {old if (real / OLD_STATE).exists() else 'no store; pass the directory of one'}")
+    writable = os.access(real, os.W_OK)
+    with alone(real, patience) if writable else contextlib.nullcontext():
+        with _lock:
+            wal = wal_of(real, ours=real in _open)
+        found = check(real, wal, progress)
+        if found.ok or not repair:
+            return found
+        if not writable:
+            raise _not_to_be_repaired(place)
+        with _lock:
+            if real in _open:
+                raise StoreLocked(f"the store {place} was opened by this process meanwhile; repair it again")
+            return repairing.repair(real, found, progress)
+
+
+def _not_to_be_repaired(place: Path) -> StoreReadOnly:
+    return StoreReadOnly(f"cannot repair the store {place}: its folder cannot be written; repair a copy of it")
+
+
+def _check_same(opened: Directory, durability: str, patience: float) -> None:
+    """Refuses a second open in this process of other files, or with what is shared and cannot be both."""
+    if not opened.journal.same_file():
+        raise StoreError(
+            f"the store {opened.path} is open in this process, and its files have been replaced meanwhile; close it "
+            "first"
+        )
+    for name, held, asked in (
+        ("durability", opened.journal.durability, durability),
+        ("lock_timeout", opened.journal.lock_timeout, patience),
+    ):
+        if held != asked:
+            raise InvalidInput(
+                f"the store {opened.path} is open in this process with {name}={held!r}, and now asked for with "
+                f"{asked!r}; open it with the same, or close it first"
+            )
 
 
 def check_embedder(catalog: Catalog, directory: Path | None, name: str, fingerprint: str, dim: int) -> None:
@@ -135,26 +257,35 @@ def _make_folder(directory: Path) -> None:
         ) from fault
 
 
+_OF_A_STORE = ("segments/*.arrow", "cold/**/*.parquet", f"{CATALOG}-wal")
+
+
 def _make_catalog(directory: Path) -> None:
     """Makes the catalog if this is no store yet."""
     path = directory / CATALOG
-    if path.exists():
+    if os.path.lexists(path):
+        if not path.is_file():
+            raise StoreCorrupt(f"{path} is no file; put it back, or restore the store from an export")
         if not path.stat().st_size:
             raise StoreCorrupt(
                 f"{path} is empty: it was cut off, since no store is made so; nothing was changed. Run memcore verify "
                 "--repair to go on with what the segments hold, or restore the store from an export"
             )
+        journal.tidy(path)
         return
-    if any((directory / SEGMENTS).glob("*.arrow")):
+    left = next((p for pattern in _OF_A_STORE for p in sorted(directory.glob(pattern))), None)
+    if left is not None:
         raise StoreCorrupt(
-            f"{path} is missing and {directory / SEGMENTS} holds segments: put it back, run memcore verify --repair to "
-            "go on with what the segments hold, or restore the store from an export"
+            f"{path} is missing, and {left} tells that it was there: put it back, run memcore verify --repair to go on "
+            "with what the segments hold, or restore the store from an export"
         )
     try:
         journal.create(path)
     except OSError as fault:
         raise write_fault(path, fault) from fault
     except sqlite3.Error as fault:
+        if path.is_file():  # another process was quicker, and has removed what it took for a killed one's
+            return
         raise StoreReadOnly(
             f"cannot make {path}: {fault} ({fault.sqlite_errorname}); check that its folder can be written and has room"
         ) from fault

@@ -28,11 +28,13 @@ from memcore.gate import KINDS, first_line
 from memcore.schema import FORMAT_VERSION, TIMESTAMP, record_schema
 from memcore.store import segment as segments
 from memcore.store.segment import COUNTERS, FIXED, MARKS, SCANNED, SPARSE, TEXTS, Columns, Segment
+from memcore.store.steps import step
 
 SEGMENTS = "segments"
-_CODED = {"session_id": "session", "agent_role": "role", "source": "source"}
+OF_SCOPE = ("tenant_id", "project_id")
+CODED = {"kind": "kind", "session_id": "session", "agent_role": "role", "source": "source"}
 # column of the store -> column of the file that holds it as it is
-_PHYSICAL = {
+PHYSICAL = {
     "id_hi": "_id_hi", "id_lo": "_id_lo", "seq": "seq", "version": "version", "session": "_session", "role": "_role",
     "kind": "_kind", "level": "level", "importance": "importance", "event_time": "event_time",
     "ingested_at": "ingested_at", "expires_at": "expires_at", "source": "_source", "confidence": "confidence",
@@ -46,7 +48,7 @@ def file_schema(dim: int) -> pa.Schema:
     encoded = pa.dictionary(pa.int32(), pa.string())
     few = ("tenant_id", "project_id", "session_id", "agent_role", "kind", "source")
     fields = [field.with_type(encoded) if field.name in few else field for field in record_schema(dim or None)]
-    for name, column in _PHYSICAL.items():
+    for name, column in PHYSICAL.items():
         if column.startswith("_"):
             fields.append(pa.field(column, pa.from_numpy_dtype(np.dtype(FIXED[name])), nullable=False))
     fields.append(pa.field("_crc", pa.uint32(), nullable=False))
@@ -91,6 +93,7 @@ def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -
     `shares` in the order of scope and seq. Neighbours of one scope make one part, up to the size of a segment.
     """
     schema = file_schema(dim)
+    words = _words(shares, names)
     parts: list[Written] = []
     start = 0
     part = path.with_name(f".{path.name}.part")
@@ -98,18 +101,21 @@ def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -
         with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for number, batch in enumerate(_batches(shares)):
                 columns = [_columns(share) for share in batch]
-                writer.write_batch(_batch(batch, columns, names, dim, schema))
+                writer.write_batch(_batch(batch, columns, words, dim, schema))
                 at = 0
                 for scope, mine in itertools.groupby(range(len(batch)), key=lambda i: batch[i].scope):
                     places = list(mine)
                     held = {name: _joined([columns[i][name] for i in places]) for name in FIXED}
                     n = len(held["seq"])
                     text_bytes = sum(batch[i].segment.text_bytes for i in places)
-                    about = _about(held, text_bytes, number, at)
+                    about = about_of(held, text_bytes, number, at)
                     parts.append(Written(scope, start, n, int(held["seq"][0]), int(held["seq"][-1]), about))
                     at, start = at + n, start + n
+                step("while a file is written")
         size, crc = _on_disk(part)
+        step("before a file has its name")
         part.replace(path)
+        step("after a file has its name")
         sync_folder(path.parent)
     except OSError as fault:
         with contextlib.suppress(OSError):
@@ -187,7 +193,7 @@ def _columns(share: Share) -> Columns:
     return {**columns, **share.marks}
 
 
-def _about(c: Columns, text_bytes: int, batch: int, row: int) -> str:
+def about_of(c: Columns, text_bytes: int, batch: int, row: int) -> str:
     """What the catalog tells of a part, so that opening it reads nothing: columns of one value, the ids' range …"""
     same = {
         name: c[name][0].item()
@@ -205,7 +211,7 @@ def _about(c: Columns, text_bytes: int, batch: int, row: int) -> str:
 
 
 def _batch(
-    shares: Sequence[Share], columns: Sequence[Columns], names: Sequence[str], dim: int, schema: pa.Schema
+    shares: Sequence[Share], columns: Sequence[Columns], words: Mapping[str, _Words], dim: int, schema: pa.Schema
 ) -> pa.RecordBatch:
     def joined(name: str) -> npt.NDArray[Any]:
         return _joined([c[name] for c in columns])
@@ -213,7 +219,7 @@ def _batch(
     sizes = [len(share.rows) for share in shares]
     crcs = np.concatenate([share.crcs for share in shares])
     made: dict[str, pa.Array] = {"_crc": pa.array(crcs, pa.uint32())}
-    for name, column in _PHYSICAL.items():
+    for name, column in PHYSICAL.items():
         field = schema.field(column)
         if field.type == TIMESTAMP:
             values = joined(name)
@@ -227,11 +233,11 @@ def _batch(
             made[column] = pa.array(joined(name), field.type)
     n = sum(sizes)
     made["id"] = pa.array(ids.to_texts(joined("id_hi"), joined("id_lo")), pa.string())
-    for place, column in enumerate(("tenant_id", "project_id")):
-        made[column] = _encoded(np.repeat(np.arange(len(shares)), sizes), [share.scope[place] for share in shares])
-    made["kind"] = _encoded(joined("kind"), KINDS)
-    for column, name in _CODED.items():
-        made[column] = _encoded(joined(name), names)
+    for place, column in enumerate(OF_SCOPE):
+        codes = [words[column].texts.index(share.scope[place]) for share in shares]
+        made[column] = _encoded(np.repeat(codes, sizes), words[column])
+    for column, name in CODED.items():
+        made[column] = _encoded(joined(name), words[column])
     for name in TEXTS:
         arrays = [share.segment.view().texts_at(name, share.rows) for share in shares]
         made[name] = pa.concat_arrays(arrays)
@@ -246,10 +252,29 @@ def _batch(
     return pa.RecordBatch.from_arrays([made[field.name] for field in schema], schema=schema)
 
 
-def _encoded(codes: npt.NDArray[Any], values: Sequence[str]) -> pa.DictionaryArray:
-    used, places = np.unique(codes, return_inverse=True)
-    named = pa.array([values[code] for code in used.tolist()], pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), named)
+class _Words(NamedTuple):
+    """The dictionary of a column for the whole file, since a file has one a column: rising codes, and their texts."""
+
+    codes: npt.NDArray[np.int64]
+    texts: list[str]
+
+
+def _words(shares: Sequence[Share], names: Sequence[str]) -> dict[str, _Words]:
+    made: dict[str, _Words] = {}
+    for place, column in enumerate(OF_SCOPE):
+        texts = sorted({share.scope[place] for share in shares})
+        made[column] = _Words(np.arange(len(texts)), texts)
+    for column, name in CODED.items():
+        each = [np.unique(share.segment.view().columns[name][share.rows]) for share in shares]
+        used = np.unique(np.concatenate(each))
+        values = KINDS if column == "kind" else names
+        made[column] = _Words(used.astype(np.int64), [values[code] for code in used.tolist()])
+    return made
+
+
+def _encoded(codes: npt.NDArray[Any], words: _Words) -> pa.DictionaryArray:
+    places = np.searchsorted(words.codes, codes).astype(np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(places), pa.array(words.texts, pa.string()))
 
 
 # Reading
@@ -267,6 +292,8 @@ class SegmentFile:
             self._batches: dict[int, pa.RecordBatch] = {}
         except FileNotFoundError:
             raise
+        except PermissionError as fault:
+            raise StoreError(f"cannot read {path}: {fault.strerror}; check its permissions") from fault
         except (pa.ArrowException, OSError) as fault:
             raise corrupt(path, fault) from fault
 
@@ -278,18 +305,24 @@ class SegmentFile:
         if number not in self._batches:
             try:
                 self._batches[number] = self._reader.get_batch(number)
-            except (pa.ArrowException, OSError) as fault:
+            except (pa.ArrowException, OSError, ValueError) as fault:
                 raise corrupt(self.path, fault) from fault
         return self._batches[number]
 
     def segment(self, source: Source, rows: int, about: Mapping[str, Any], dim: int) -> Segment:
         """A part as a segment whose arrays are the file's bytes."""
+        try:
+            return self._segment(source, rows, about, dim)
+        except (pa.ArrowException, LookupError, ValueError, TypeError, AttributeError) as fault:
+            raise corrupt(self.path, fault) from fault
+
+    def _segment(self, source: Source, rows: int, about: Mapping[str, Any], dim: int) -> Segment:
         batch = self.batch(about["batch"])
         first = about["row"]
         if first + rows > batch.num_rows:
-            raise corrupt(self.path, ValueError(f"rows {first} to {first + rows} of a batch of {batch.num_rows}"))
+            raise ValueError(f"rows {first} to {first + rows} of a batch of {batch.num_rows}")
         arrays: Columns = {}
-        for name, column in _PHYSICAL.items():
+        for name, column in PHYSICAL.items():
             if name in about["same"]:
                 value = about["same"][name]
                 if name in SPARSE and not value:

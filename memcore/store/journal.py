@@ -11,8 +11,10 @@ that maintenance reads with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
+import re
 import resource
 import sqlite3
 import struct
@@ -35,7 +37,9 @@ from memcore.errors import (
     StoreLocked,
     StoreReadOnly,
 )
+from memcore.store import links
 from memcore.store.catalog import CLOSED
+from memcore.store.cold import Cold, ColdFile
 from memcore.store.files import sync_folder
 from memcore.store.segment import COUNTERS, FIXED, MARKS, TEXTS, Columns, zeros
 from memcore.store.steps import step
@@ -50,21 +54,23 @@ _CACHE_PAGES = 2000
 _CHECKPOINT_PAGES = 1000
 
 
-
 def _sum(*names: str) -> str:
-    """A generated column that no other flip of a bit leaves right: 2 to any power is no multiple of the prime."""
+    """A generated column that no flip of a bit leaves right: 2 to any power is no multiple of the prime. No two tables
+    of as many columns have the same.
+    """
     terms = " + ".join(f"{weight} * ({name} % 2147483647)" for weight, name in enumerate(names, 1))
     return f"sum INTEGER NOT NULL GENERATED ALWAYS AS ({terms}) STORED"
 
 
 # SQLite knows no checksums. What has no other witness (an index, a row's CRC, a file) keeps a sum or a copy beside it,
 # made by SQLite itself whenever the row changes, so that `verify` sees a bit that has flipped.
+_VALID = ("coalesce(valid_from, 0)", "coalesce(valid_to, 0)")
 _COPY = "format || ' ' || seq || ' ' || generation || ' ' || touched || ' ' || sealed_upto || ' ' || dim || ' ' ||"
 _SCHEMA = f"""
 CREATE TABLE state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     format INTEGER NOT NULL,
-    seq INTEGER NOT NULL,            -- of the last commit
+    seq INTEGER NOT NULL,            -- of the last commit, unless a row has a later one
     generation INTEGER NOT NULL,     -- counts the changes of the list of segments
     touched INTEGER NOT NULL,        -- counts the flushes of the counters
     sealed_upto INTEGER NOT NULL,    -- rows up to this seq lie in segments
@@ -146,18 +152,108 @@ CREATE TABLE parts (
     PRIMARY KEY (segment, start)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX parts_of_scope ON parts (scope, first_seq);
+CREATE TABLE cold (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    file TEXT NOT NULL UNIQUE,       -- below cold/
+    scope INTEGER NOT NULL REFERENCES scopes,
+    rows INTEGER NOT NULL,
+    memories INTEGER NOT NULL,       -- rows that are the last version of theirs
+    bytes INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    first_time INTEGER NOT NULL,     -- of an event
+    last_time INTEGER NOT NULL,
+    moved_seq INTEGER NOT NULL,
+    {_sum("id", "scope", "rows", "memories", "bytes", "crc", "first_time", "last_time", "moved_seq")}
+) STRICT;
+CREATE INDEX cold_of_scope ON cold (scope);
+CREATE TABLE cold_marks (
+    seq INTEGER PRIMARY KEY,         -- of a row in a cold file
+    scope INTEGER NOT NULL REFERENCES scopes,
+    gone_seq INTEGER NOT NULL,       -- the commit that forgot it or brought it back
+    last INTEGER NOT NULL,           -- whether it was the last version of its memory
+    {_sum("seq", "scope", "last", "gone_seq")}
+) STRICT;
+CREATE INDEX cold_marks_of_scope ON cold_marks (scope);
+CREATE TABLE links (
+    seq INTEGER PRIMARY KEY,
+    scope INTEGER NOT NULL REFERENCES scopes,
+    src BLOB NOT NULL,
+    relation INTEGER NOT NULL REFERENCES names,
+    dst BLOB NOT NULL,
+    attributes TEXT,
+    created_at INTEGER NOT NULL,
+    valid_from INTEGER,
+    valid_to INTEGER,
+    ended_seq INTEGER NOT NULL,
+    ended_at INTEGER NOT NULL,
+    forgotten_seq INTEGER NOT NULL,
+    changed INTEGER NOT NULL,
+    crc INTEGER NOT NULL,            -- of the ends and the attributes
+    {_sum("seq", "scope", "relation", "created_at", *_VALID, *links.MARKS, "changed")}
+) STRICT;
+CREATE INDEX links_of_scope ON links (scope, changed);
+CREATE INDEX links_forgotten ON links (forgotten_seq) WHERE forgotten_seq > 0;
+CREATE TABLE staged (
+    replaces TEXT PRIMARY KEY,       -- a file of segments or of the cold tier
+    file TEXT NOT NULL UNIQUE,       -- the same rows with other vectors
+    fingerprint TEXT NOT NULL,       -- of the embedder that made them
+    rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    parts TEXT NOT NULL              -- rows of the table parts (JSON)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE imports (
+    file TEXT PRIMARY KEY,           -- a digest of it
+    told TEXT NOT NULL               -- how far its import is
+) STRICT, WITHOUT ROWID;
 """
+
+
+def statements() -> list[str]:
+    """The SQL that makes an empty catalog's tables and indexes."""
+    return [statement for statement in _SCHEMA.split(";\n") if statement.strip()]
+
+
+@functools.cache
+def columns_of_tables() -> dict[str, list[str]]:
+    """The columns of each table that has row numbers, in their order; the first one of each is the row number."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as made:
+        for statement in statements():
+            made.execute(statement)
+        listed = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND NOT wr AND name NOT LIKE 'sqlite_%'"
+        return {
+            name: [column for (column,) in made.execute("SELECT name FROM pragma_table_xinfo(?)", (name,))]
+            for (name,) in made.execute(listed).fetchall()
+        }
+
+
+# Of each table that keeps a sum or a copy of its columns: what it is made of.
+_SUM = re.compile(r"TABLE (\w+).* (sum|copy) \w+ NOT NULL GENERATED ALWAYS AS \((.*)\) STORED", re.DOTALL)
+SUMS = {told[1]: (told[2], told[3]) for statement in statements() if (told := _SUM.search(statement))}
 
 # The columns of a row in the order of the table, each with the column of the store that it comes from.
 _PLAIN = (
     "version", "session", "role", "kind", "level", "importance", "event_time", "ingested_at", "expires_at", "source",
     "confidence", "untrusted", "tokens",
 )  # fmt: skip
-_ROW = ("seq", "scope", "id", *_PLAIN, *TEXTS, "vector", "crc")
-_INSERT_ROW = f"INSERT INTO rows ({', '.join(_ROW)}) VALUES ({', '.join('?' * len(_ROW))})"
-_SELECT_ROWS = f"SELECT {', '.join(_ROW)} FROM rows WHERE scope = ? AND seq > ? ORDER BY seq"
-_STATE = "SELECT seq, generation, touched, sealed_upto, dim, fingerprint FROM state"
+ROW = ("seq", "scope", "id", *_PLAIN, *TEXTS, "vector", "crc")
+_INSERT_ROW = f"INSERT INTO rows ({', '.join(ROW)}) VALUES ({', '.join('?' * len(ROW))})"
+_SELECT_ROWS = f"SELECT {', '.join(ROW)} FROM rows WHERE scope = ? AND seq > ? ORDER BY seq"
+STATE = (
+    "SELECT max(seq, sealed_upto, ifnull((SELECT max(seq) FROM rows), 0)), generation, touched, sealed_upto, dim, "
+    "fingerprint FROM state"
+)
+_LINK = (
+    "seq", "src", "relation", "dst", "attributes", "created_at", "valid_from", "valid_to", *links.MARKS,
+)  # fmt: skip
+_PUT_LINK = (
+    f"INSERT OR REPLACE INTO links ({', '.join(_LINK)}, scope, changed, crc) VALUES ({', '.join('?' * len(_LINK))}"
+    ", ?, ?, ?)"
+)
 _PUT_MARK = "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?, ?)"
+_COLD = ", ".join(ColdFile._fields)
+_ADD_COLD = f"INSERT INTO cold (scope, {_COLD}) VALUES (?, {', '.join('?' * len(ColdFile._fields))})"
+_COLD_FILES = f"SELECT {_COLD} FROM cold WHERE scope = ? ORDER BY id"
 _COUNT = """
 INSERT INTO counters VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET
     access_count = min(access_count + excluded.access_count, 2147483647),
@@ -199,7 +295,11 @@ class Reader:
         return self._connection.execute(sql, values).fetchall()
 
     def state(self) -> State:
-        return State(*self._connection.execute(_STATE).fetchone())
+        return State(*self._connection.execute(STATE).fetchone())
+
+    def cold_files(self, scope: int) -> list[ColdFile]:
+        """The files of a scope's cold tier, the oldest first."""
+        return [ColdFile(*row) for row in self.select(_COLD_FILES, scope)]
 
 
 class Journal:
@@ -305,6 +405,11 @@ class Journal:
         self._probing.acquire()
         self.suspend()
 
+    def replaced(self) -> None:
+        """The catalog is another file by now, with numbers of its own. Between `hold` and `let_go`."""
+        self._file = None
+        self._scopes.clear()
+
     def let_go(self) -> None:
         self._probing.release()
 
@@ -398,12 +503,16 @@ class Journal:
             except sqlite3.Error as fault:  # no `telling`, which takes as long as the question
                 raise self._fault(fault, "read") from fault
 
+    def changes_by_others(self) -> tuple[int, int]:
+        """What is another one when another process has committed since. Inside a transaction."""
+        return self._opened, self._writer.execute("PRAGMA data_version").fetchone()[0]
+
     def state(self) -> State:
         """As committed last."""
         with self.telling("read"), self._probing:
             self._thaw()
             self._resume()
-            return State(*self._probe.execute(_STATE).fetchone())
+            return State(*self._probe.execute(STATE).fetchone())
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[State]:
@@ -415,7 +524,7 @@ class Journal:
                 self._reader.execute("ROLLBACK")
             self._reader.execute("BEGIN")
             try:
-                yield State(*self._reader.execute(_STATE).fetchone())
+                yield State(*self._reader.execute(STATE).fetchone())
             finally:
                 with contextlib.suppress(sqlite3.Error):
                     self._reader.execute("ROLLBACK")
@@ -451,6 +560,12 @@ class Journal:
             f"SELECT seq, {', '.join(MARKS)} FROM marks WHERE scope = ? AND changed > ? ORDER BY seq", scope, seq
         )
 
+    def links_after(self, scope: int, seq: int) -> list[tuple[Any, ...]]:
+        """The links of a scope that were made or marked after the commit `seq`. Inside `reading`."""
+        return self.select(
+            f"SELECT {', '.join(_LINK)} FROM links WHERE scope = ? AND changed > ? ORDER BY seq", scope, seq
+        )
+
     def counters_after(self, scope: int, touched: int) -> list[tuple[int, ...]]:
         """(seq, counters …) of the rows of a scope that were counted after a flush. Inside `reading`."""
         return self.select(
@@ -467,6 +582,13 @@ class Journal:
             scope,
         )
         return [PartRow(*row) for row in rows]
+
+    def cold_of(self, scope: int) -> Cold:
+        """What a scope has in the cold tier. Inside `reading`."""
+        files = self.select(_COLD_FILES, scope)
+        marks = self.select("SELECT seq, gone_seq, last FROM cold_marks WHERE scope = ? ORDER BY seq", scope)
+        seqs, commits, lasts = np.array(marks, dtype=np.int64).reshape(len(marks), 3).T
+        return Cold(tuple(ColdFile(*file) for file in files), seqs.copy(), commits.copy(), lasts != 0)
 
     @contextlib.contextmanager
     def maintaining(self) -> Iterator[Reader]:
@@ -539,10 +661,36 @@ class Journal:
         """Rows of the table `marks`."""
         self.run_many(_PUT_MARK, marks)
 
-    def count(self, counts: Iterable[Sequence[int]]) -> None:
-        """Adds (seq, scope, accesses, last access) to the counters."""
+    def put_links(self, scope: int, links: Iterable[tuple[Any, ...]], changed: int) -> None:
+        """Links as of `LinkTable.cells`, changed by a commit."""
+        self.run_many(_PUT_LINK, ((*link, scope, changed, crc_of_link(*link[1:5])) for link in links))
+
+    def put_cold(self, scope: int, before: Cold, after: Cold) -> None:
+        """What a write has changed of a scope's cold tier: files that are new, and rows that are gone or back."""
+        self.run_many(_ADD_COLD, ((scope, *file) for file in after.files if file not in before.files))
+        back = np.setdiff1d(before.seqs, after.seqs, assume_unique=True)
+        self.run_many("DELETE FROM cold_marks WHERE seq = ?", ((seq,) for seq in back.tolist()))
+        gone = np.flatnonzero(after.commits != before.gone(after.seqs))
+        cells = (after.seqs[gone], after.commits[gone], after.lasts[gone].astype(np.int64))
+        self.run_many(
+            "INSERT OR REPLACE INTO cold_marks VALUES (?, ?, ?, ?)",
+            ((seq, scope, commit, last) for seq, commit, last in zip(*(c.tolist() for c in cells), strict=True)),
+        )
+        self.run("UPDATE state SET generation = generation + 1")
+
+    def swap_cold(self, scope: int, old: ColdFile, new: ColdFile | None, dropped: Sequence[int]) -> None:
+        """A cold file was written anew without some rows, or has none left."""
+        self.run("DELETE FROM cold WHERE file = ?", old.file)
+        if new is not None:
+            self.run(_ADD_COLD, scope, *new)
+        self.run_many("DELETE FROM cold_marks WHERE seq = ?", ((seq,) for seq in dropped))
+        self.run("UPDATE state SET generation = generation + 1")
+
+    def count(self, counts: Iterable[Sequence[int]]) -> int:
+        """Adds (seq, scope, accesses, last access) to the counters; the number of this flush."""
         (flush,) = self.run("UPDATE state SET touched = touched + 1 RETURNING touched").fetchone()
         self.run_many(_COUNT, ((*counted, flush) for counted in counts))
+        return int(flush)
 
     def set_state(self, **values: object) -> None:
         names = ", ".join(f"{name} = ?" for name in values)
@@ -600,7 +748,7 @@ def create(path: Path) -> None:
         try:
             made.execute("PRAGMA journal_mode = WAL")
             made.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA.split(";\n"):
+            for statement in statements():
                 made.execute(statement)
             made.execute("INSERT INTO state VALUES (1, ?, 0, 0, 0, 0, 0, NULL)", (FORMAT,))
             made.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -639,12 +787,17 @@ def crc_of_scope(scope: tuple[str, str]) -> int:
 
 
 def crc_of(start: int, own: Sequence[Any], vector: bytes | None, texts: Iterable[str | None]) -> int:
-    """CRC-32 of all that a row was written with: `start` as of `crc_of_scope`, its `_OWN` cells, its vector's bytes, and
-    each text's UTF-8 behind a 0 or a 1. What happens to the row later (marks and counters) is not in it.
+    """CRC-32 of all that a row was written with: `start` as of `crc_of_scope`, its `_OWN` cells, its vector's bytes,
+    and each text's UTF-8 behind a 0 or a 1. What happens to the row later (marks and counters) is not in it.
     """
     crc = zlib.crc32(_OWN.pack(*own), start)
     crc = zlib.crc32(vector, crc) if vector else crc
     return zlib.crc32(b"".join(b"\0" if text is None else b"\1" + text.encode() for text in texts), crc)
+
+
+def crc_of_link(src: bytes, _: int, dst: bytes, attributes: str | None) -> int:
+    """CRC-32 of the two ids of a link and its attributes' UTF-8."""
+    return zlib.crc32(src + dst + (attributes or "").encode())
 
 
 def rows_of_columns(name: tuple[str, str], scope: int, columns: Columns) -> list[tuple[object, ...]]:
@@ -658,13 +811,14 @@ def rows_of_columns(name: tuple[str, str], scope: int, columns: Columns) -> list
     texts = [columns[name] for name in TEXTS]
     seqs, ids = columns["seq"].tolist(), [dump[i : i + 16] for i in range(0, 16 * n, 16)]
     plain = [columns[name].tolist() for name in _PLAIN]
-    crcs = map(crc_of, itertools.repeat(crc_of_scope(name), n), zip(seqs, ids, *plain), blobs, zip(*texts))
+    own = zip(seqs, ids, *plain, strict=True)
+    crcs = map(crc_of, itertools.repeat(crc_of_scope(name), n), own, blobs, zip(*texts, strict=True))
     return list(zip(seqs, [scope] * n, ids, *plain, *texts, blobs, crcs, strict=True))
 
 
 def columns_of_rows(rows: Sequence[tuple[Any, ...]], dim: int) -> Columns:
     """Columns of the store from rows of the table, with no marks and no counts."""
-    cells = dict(zip(_ROW, zip(*rows, strict=True), strict=True))
+    cells = dict(zip(ROW, zip(*rows, strict=True), strict=True))
     n = len(rows)
     halves = np.frombuffer(b"".join(cells["id"]), dtype=">u8").astype(np.uint64).reshape(n, 2)
     columns: Columns = {name: zeros(name, n) for name in FIXED}

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from memcore.errors import StoreCorrupt
-from memcore.store.files import SEGMENTS, SegmentFile, Source
+from memcore.store.files import SEGMENTS, SegmentFile, Source, corrupt
 from memcore.store.journal import Journal, State
+from memcore.store.links import LinkTable
 from memcore.store.partition import WORKING, Partition, rewritten
 from memcore.store.segment import COUNTERS, FIXED, MARKS, Segment
 
@@ -38,12 +39,14 @@ def catch_up(
     fresh: set[Segment] = set()
     if anew:
         fresh = _map_parts(partition, journal, number, state, dim)
+        partition.cold = journal.cold_of(number)
     columns = journal.rows_after(number, max(partition.applied, state.sealed_upto), dim)
     if columns is not None:
         partition.append(columns, len(columns["seq"]))
     marked = _mark(partition.segments, journal.marks_after(number, partition.applied))
     if fresh and partition.applied:
         marked |= _mark(fresh, journal.marks_after(number, 0))
+    _read_links(partition, journal, number, anew=anew)
     totals = {
         seq: [count, last] for seq, count, last in journal.counters_after(number, -1 if fresh else partition.touched)
     }
@@ -57,6 +60,19 @@ def catch_up(
     partition.applied, partition.generation, partition.touched = state.seq, state.generation, state.touched
     partition.show(state.seq)
     return partition
+
+
+def _read_links(partition: Partition, journal: Journal, scope: int, *, anew: bool) -> None:
+    """Gives a partition the links that are new, and the marks that they have got; all of them anew if some are gone
+    from the disk, which only `Maintenance` does.
+    """
+    if anew and partition.links.n:
+        ((there,),) = journal.select(
+            "SELECT count(*) FROM links WHERE scope = ? AND changed <= ?", scope, partition.applied
+        )
+        if there < partition.links.n:
+            partition.links = LinkTable()
+    partition.links.take_in(journal.links_after(scope, partition.applied if partition.links.n else 0))
 
 
 def _map_parts(partition: Partition, journal: Journal, scope: int, state: State, dim: int) -> set[Segment]:
@@ -75,6 +91,8 @@ def _map_parts(partition: Partition, journal: Journal, scope: int, state: State,
             if file is None:
                 file = files[part.file] = open_file(journal, part.file)
             segment = file.segment(source, part.rows, json.loads(part.about), dim)
+            if (segment.get("seq", 0), segment.get("seq", segment.n - 1)) != (part.first_seq, part.last_seq):
+                raise corrupt(file.path, ValueError("it holds other rows than the catalog tells"))
             fresh.add(segment)
         mapped.append(segment)
     tail: list[Segment] = []

@@ -17,16 +17,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from memcore.clock import DAY, system, to_micros
 from memcore.config import UNDO_DAYS
-from memcore.errors import StoreError, StoreLocked
-from memcore.store import files
+from memcore.errors import MemcoreError, StoreError, StoreLocked
+from memcore.store import cold, files
 from memcore.store import segment as segments
 from memcore.store.catalog import Catalog, Name
+from memcore.store.cold import ColdFile
 from memcore.store.commits import Commits, CompactReport
 from memcore.store.files import SEGMENTS, Share, Source, crcs_of
 from memcore.store.journal import Reader
@@ -103,11 +105,17 @@ class Maintenance:
                 if alone:
                     self._tidy()
                     while self._seal(frozenset()) and self._catalog.unsealed() >= SEAL_ROWS:
-                        pass
-                    self._drop(self._forgettings(now - UNDO_DAYS * DAY))
+                        if self._stopping:  # who closes the store shall not wait for all of it
+                            return
+                    self._drop(self._given_up(now - UNDO_DAYS * DAY))
                     self._join_small()
                     self._journal.checkpoint()
         self._refresh()
+
+    def keep_up(self, now: int) -> None:
+        """Has the work done here and now if it is far behind: for who writes faster than the background seals."""
+        if self._catalog.unsealed() >= 2 * SEAL_ROWS or self._commits.bytes_written >= 2 * SEAL_BYTES:
+            self.work(now)
 
     def _refresh(self) -> None:
         """Has partitions in RAM use the files that now hold their rows."""
@@ -120,14 +128,25 @@ class Maintenance:
 
     # When it is asked for
 
+    @property
+    def directory(self) -> Path:
+        return self._journal.directory
+
+    def seal_all(self) -> None:
+        """Has all rows lie in files, but for those that are written meanwhile."""
+        with self._alone(self._journal.lock_timeout):
+            while self._seal(frozenset()):
+                pass
+
     def compact(self) -> CompactReport:
         """Seals all rows, drops all that was forgotten, joins small files, and leaves no byte of it anywhere."""
         with self._alone(self._journal.lock_timeout):
             before = self._size()
             self._commits.flush_counts()
+            self.commit(lambda: self._journal.run("DELETE FROM staged"))  # it may hold what was forgotten since
             self._tidy()
             dropped = written = removed = 0
-            droppable = self._forgettings(None)
+            droppable = self._given_up(None)
             while sealed := self._seal(droppable):
                 dropped, written = dropped + sealed.dropped, written + sealed.written
             done = self._drop(droppable)
@@ -145,33 +164,22 @@ class Maintenance:
         return CompactReport(dropped, written, removed, before, self._size())
 
     @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other process or thread maintains the store: no file that nothing names yet is removed."""
+        with self._alone(self._journal.lock_timeout):
+            yield
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """One consistent state of the catalog, while no other thread of this process maintains the store."""
+        with self._lock, self._journal.maintaining() as reader:
+            yield reader
+
+    @contextlib.contextmanager
     def _alone(self, patience: float) -> Iterator[bool]:
         """While no other process or thread maintains the store; False if one does and there is no patience."""
-        with self._lock:
-            path = self._journal.directory / LOCK
-            try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except OSError as fault:
-                raise files.write_fault(path, fault) from fault
-            try:
-                deadline = time.monotonic() + patience
-                while True:
-                    try:
-                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if not patience:
-                            yield False
-                            return
-                        if time.monotonic() > deadline:
-                            raise StoreLocked(
-                                f"another process has maintained the store {self._journal.directory} for more than "
-                                f"{patience:g} s; nothing was changed: try again when it is done"
-                            ) from None
-                    time.sleep(0.005)
-                yield True
-            finally:
-                os.close(handle)
+        with self._lock, alone(self._journal.directory, patience) as mine:
+            yield mine
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in self._journal.directory.rglob("*") if path.is_file())
@@ -215,23 +223,24 @@ class Maintenance:
                 )
                 for scope, number in scopes.items()
             }
-        with journal.busy, catalog.lock:
-            names = list(catalog.names)
+        names, dim = self.names()
         shares: list[Share] = []
-        dropped = 0
+        gone: list[npt.NDArray[np.int64]] = []
         for scope, number in sorted(scopes.items()):
             mine = owners == number
             partition = self._loaded(scope)
             for share in _shares(scope, partition, seqs[mine], crcs[mine]):
                 marked = _marked(share, marks[scope], droppable)
-                dropped += len(share.rows) - len(marked.rows)
+                held = share.segment.view().columns["seq"]
+                gone.append(np.setdiff1d(held[share.rows], held[marked.rows], assume_unique=True))
                 if len(marked.rows):
                     shares.append(marked)
+        dropped = np.concatenate(gone)
         written = None
         if shares:
             path = files.fresh_name(journal.directory)
             step("before a segment is written")
-            written = path.name, files.write(path, shares, names, catalog.dim)
+            written = path.name, files.write(path, shares, names, dim)
         step("before a segment is named")
 
         def name() -> None:
@@ -240,15 +249,23 @@ class Maintenance:
             journal.run(
                 "DELETE FROM marks WHERE seq > ? AND seq <= ? AND changed <= ?", state.sealed_upto, upto, state.seq
             )
+            journal.run_many("DELETE FROM counters WHERE seq = ?", ((seq,) for seq in dropped.tolist()))
             journal.run("UPDATE state SET sealed_upto = ?, generation = generation + 1", upto)
 
-        self._commit(name)
+        self._name(name)
         catalog.look()
         self._commits.bytes_written = 0
         step("after a segment is named")
         self._delete_sealed()
         step("after the journal is cut")
-        return self._Done(dropped, int(written is not None))
+        return self._Done(len(dropped), int(written is not None))
+
+    def names(self) -> tuple[list[str], int]:
+        """All names, and the width of the vectors, that committed rows can have."""
+        catalog = self._catalog
+        with self._journal.busy, catalog.lock:
+            catalog.look()  # another process may have committed rows with new names
+            return list(catalog.names), catalog.dim
 
     def _loaded(self, scope: Name) -> Partition:
         with self._catalog.lock:
@@ -256,7 +273,7 @@ class Maintenance:
         assert partition is not None
         return partition
 
-    def _commit(self, change: Callable[[], None]) -> None:
+    def commit(self, change: Callable[[], object]) -> None:
         """One short transaction on the catalog."""
         journal = self._journal
         with journal.busy:
@@ -270,6 +287,15 @@ class Maintenance:
             except BaseException:
                 journal.roll_back()
                 raise
+
+    def _name(self, change: Callable[[], None]) -> None:
+        """The transaction that puts a new file into the catalog's list; the file goes if it is not in the list then."""
+        try:
+            self.commit(change)
+        except BaseException:
+            with contextlib.suppress(MemcoreError, OSError):
+                self._tidy()  # which asks the catalog: a signal's handler may have raised after the commit
+            raise
 
     def _add_file(self, name: str, written: tuple[list[files.Written], int, int], scopes: dict[Name, int]) -> None:
         parts, size, crc = written
@@ -298,7 +324,7 @@ class Maintenance:
                     _DELETED,
                 ).rowcount
 
-            self._commit(cut)
+            self.commit(cut)
             if deleted < _DELETED:
                 return
 
@@ -310,21 +336,34 @@ class Maintenance:
         for names in self._with_forgotten(droppable):
             done = self._rewrite(names, droppable)
             dropped, written, removed = dropped + done.dropped, written + done.written, removed + len(names)
+        done = self._drop_cold(droppable)
+        dropped, written, removed = dropped + done.dropped, written + done.written, removed + done.removed
         if droppable:
-            self._commit(
-                lambda: self._journal.run_many("DELETE FROM forgettings WHERE seq = ?", ((seq,) for seq in droppable))
-            )
+
+            def drop() -> None:
+                gone = [(seq,) for seq in droppable]
+                self._journal.run_many("DELETE FROM links WHERE forgotten_seq = ? AND forgotten_seq > 0", gone)
+                self._journal.run_many("DELETE FROM forgettings WHERE seq = ?", gone)
+
+            self.commit(drop)
         return self._Done(dropped, written, removed)
 
-    def _forgettings(self, before: int | None) -> frozenset[int]:
+    def _given_up(self, before: int | None) -> frozenset[int]:
         """The commits whose forgotten rows need not be kept: all, or those that erased or were before a time, of which
-        all rows lie in files.
+        all rows lie in files. From here on none of them can be restored, so that no row comes back while it is dropped,
+        also not in a process that still has it in RAM.
         """
-        with self._journal.maintaining() as reader:
-            found, upto = reader.select("SELECT seq, at, erased FROM forgettings"), reader.state().sealed_upto
-        if before is None:
-            return frozenset(seq for seq, _, _ in found)
-        return frozenset(seq for seq, at, erased in found if seq <= upto and (at < before or erased))
+        droppable: list[int] = []
+
+        def give_up() -> None:
+            found = self._journal.run("SELECT f.seq, at, erased, sealed_upto FROM forgettings f, state").fetchall()
+            droppable.extend(
+                seq for seq, at, erased, upto in found if before is None or (seq <= upto and (at < before or erased))
+            )
+            self._journal.run_many("UPDATE forgettings SET erased = 1 WHERE seq = ?", ((seq,) for seq in droppable))
+
+        self.commit(give_up)
+        return frozenset(droppable)
 
     def _with_forgotten(self, droppable: frozenset[int]) -> list[list[str]]:
         """The files that hold rows which may be dropped."""
@@ -374,7 +413,7 @@ class Maintenance:
 
     def _rewrite(self, names: Sequence[str], droppable: frozenset[int]) -> _Done:
         """Writes the rows of neighbouring files into one, with their marks, but for those forgotten by `droppable`."""
-        catalog, journal = self._catalog, self._journal
+        journal = self._journal
         with journal.maintaining() as reader:
             state = reader.state()
             parts = reader.select(
@@ -389,8 +428,7 @@ class Maintenance:
                     marks[tenant, project] = _columns_of_marks(
                         reader.select(f"SELECT seq, {', '.join(MARKS)} FROM marks WHERE scope = ? ORDER BY seq", number)
                     )
-        with journal.busy, catalog.lock:
-            known = list(catalog.names)
+        known, dim = self.names()
         opened = {name: open_file(journal, name) for name in names}
         shares: list[Share] = []
         scopes: dict[Name, int] = {}
@@ -399,7 +437,7 @@ class Maintenance:
         for file, start, rows, about, tenant, project, number in parts:
             scopes[tenant, project] = number
             told = json.loads(about)
-            segment = opened[file].segment(Source(file, start), rows, told, catalog.dim)
+            segment = opened[file].segment(Source(file, start), rows, told, dim)
             crcs = crcs_of(opened[file].batch(told["batch"]), told["row"], rows)
             share = Share((tenant, project), segment, np.arange(rows), crcs)
             marked = _marked(share, marks[tenant, project], droppable)
@@ -413,14 +451,10 @@ class Maintenance:
         if shares:
             path = files.fresh_name(journal.directory)
             step("before a segment is rewritten")
-            written = path.name, files.write(path, shares, known, catalog.dim)
+            written = path.name, files.write(path, shares, known, dim)
         step("before a rewritten segment is named")
-        lost = set(dropped.tolist())
 
         def name() -> None:
-            for (seq,) in journal.run("SELECT seq FROM marks WHERE changed > ?", state.seq).fetchall():
-                if seq in lost:
-                    raise _Overtaken
             journal.run(f"DELETE FROM segments WHERE file IN ({', '.join('?' * len(names))})", *names)
             if written is not None:
                 self._add_file(*written, scopes)
@@ -428,34 +462,90 @@ class Maintenance:
                 "DELETE FROM marks WHERE seq = ? AND changed <= ?",
                 ((seq, state.seq) for seqs in baked for seq in seqs.tolist()),
             )
-            journal.run_many("DELETE FROM counters WHERE seq = ?", ((seq,) for seq in lost))
+            journal.run_many("DELETE FROM counters WHERE seq = ?", ((seq,) for seq in dropped.tolist()))
             journal.run("UPDATE state SET generation = generation + 1")
 
-        try:
-            self._commit(name)
-        except BaseException as fault:
-            if written is not None:
-                (self._folder / written[0]).unlink(missing_ok=True)
-            if isinstance(fault, _Overtaken):  # something was restored meanwhile
-                return self._rewrite(names, droppable)
-            raise
+        self._name(name)
         step("after a rewritten segment is named")
         for file in names:
             (self._folder / file).unlink(missing_ok=True)
             step("after a file is removed")
         return self._Done(len(dropped), int(written is not None))
 
+    def _drop_cold(self, droppable: frozenset[int]) -> _Done:
+        """Rewrites the cold files that hold rows which the commits `droppable` have taken away, without them."""
+        catalog, journal, done = self._catalog, self._journal, self._Done(0, 0)
+        with journal.maintaining() as reader:
+            marks = dict(reader.select("SELECT seq, gone_seq FROM cold_marks"))
+            marks = {seq: gone for seq, gone in marks.items() if gone in droppable}
+            scopes = reader.select("SELECT DISTINCT scope, tenant, project FROM cold JOIN scopes s ON s.id = scope")
+            found = [(scope, name, file) for scope, *name in scopes for file in reader.cold_files(scope)]
+        lost = np.fromiter(marks, np.int64, len(marks))
+        for scope, name, file in found if marks else ():
+            seqs = cold.seqs_of(catalog.place, file)
+            mine = seqs[np.isin(seqs, lost)].tolist()
+            if not mine:
+                continue
+            new = cold.rewritten(catalog.place, file, np.array(mine))
+            step("before a swept cold file is named")
+
+            def swap(
+                scope: int = scope, file: ColdFile = file, new: ColdFile | None = new, mine: list[int] = mine
+            ) -> None:
+                journal.swap_cold(scope, file, new, mine)
+
+            self._name(swap)
+            step("after a swept cold file is named")
+            catalog.look()
+            with catalog.lock:
+                if not catalog.closed:
+                    catalog.renew((name[0], name[1]))  # before the file goes: no write of this process reads it then
+            catalog.place.remove(file.file)
+            step("after a swept cold file is removed")
+            done = self._Done(done.dropped + len(mine), done.written + (new is not None), done.removed + 1)
+        return done
+
     def _tidy(self) -> None:
         """Removes files that nothing names: what a crash has left."""
         with self._journal.maintaining() as reader:
-            named = {file for (file,) in reader.select("SELECT file FROM segments")}
+            staged = "SELECT file FROM staged WHERE replaces IN (SELECT file FROM"
+            named = {file for (file,) in reader.select(f"SELECT file FROM segments UNION {staged} segments)")}
+            kept = {file for (file,) in reader.select(f"SELECT file FROM cold UNION {staged} cold)")}
+        for name in self._catalog.place.names():
+            if name not in kept:
+                self._catalog.place.remove(name)
         for path in self._folder.iterdir():
             if path.name not in named and (path.suffix == ".arrow" or path.name.endswith(".part")):
                 path.unlink(missing_ok=True)
 
 
-class _Overtaken(Exception):
-    """A row that was to be dropped has been restored meanwhile."""
+@contextlib.contextmanager
+def alone(directory: Path, patience: float) -> Iterator[bool]:
+    """While no other process maintains a store; False if one does and there is no patience."""
+    path = directory / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as fault:
+        raise files.write_fault(path, fault) from fault
+    try:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not patience:
+                    yield False
+                    return
+                if time.monotonic() > deadline:
+                    raise StoreLocked(
+                        f"another process has maintained the store {directory} for more than {patience:g} s; nothing "
+                        "was changed: try again when it is done"
+                    ) from None
+            time.sleep(0.005)
+        yield True
+    finally:
+        os.close(handle)
 
 
 def _scopes(reader: Reader, numbers: Sequence[int]) -> dict[Name, int]:

@@ -8,13 +8,16 @@ under the catalog's lock, and every change can be taken back until it is shown; 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from memcore.gate import KINDS
+from memcore.store import links
 from memcore.store import segment as segments
+from memcore.store.cold import NO_COLD, Cold
+from memcore.store.links import LinkTable
 from memcore.store.segment import Columns, Segment
 
 WORKING = KINDS.index("working")
@@ -51,11 +54,15 @@ class Ref(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The rows that readers see: so many of each segment, as they stood at the commit `seq`. Never changed."""
+    """The rows that readers see: so many of each segment, as they stood at the commit `seq`; and what lay in the cold
+    tier then. Never changed.
+    """
 
     seq: int
     segments: tuple[Segment, ...]
     sizes: tuple[int, ...]
+    cold: Cold = NO_COLD
+    links: links.View = links.NO_LINKS
 
 
 class Mark(NamedTuple):
@@ -75,6 +82,8 @@ class Save(NamedTuple):
     added: int
     marks: int
     dim: int
+    cold: Cold
+    links: tuple[int, int]
 
 
 class Partition:
@@ -82,6 +91,9 @@ class Partition:
         self.dim = dim
         self.segments: tuple[Segment, ...] = ()  # replaced, never changed
         self.shown = Shown(0, (), ())
+        self.cold = NO_COLD  # replaced, never changed
+        self.read_cold: Callable[[Cold], Sequence[Segment]] = _nothing_cold
+        self.links = LinkTable()
         # What has been done since it was last shown: rows, as the columns they came in, and marks.
         self.added: list[Columns] = []
         self.marks: list[Mark] = []
@@ -103,10 +115,15 @@ class Partition:
         return None
 
     def ref(self, seq: int) -> Ref:
-        """Where a row lies that is known to be here."""
+        """Where a row lies that is known to be here, or in the cold tier."""
         found = self.at(seq)
-        assert found is not None
+        if found is None:
+            found = next(Ref(s, row) for s in self.cold_segments() if (row := s.row_of(seq)) is not None)
         return found
+
+    def cold_segments(self) -> Sequence[Segment]:
+        """The rows in the cold tier. Under the lock: what was read before is in RAM as a rule."""
+        return self.read_cold(self.cold) if self.cold.files else ()
 
     def standing(self, hi: int, lo: int) -> Ref | None:
         """The version of an id that stands: neither superseded nor forgotten."""
@@ -116,10 +133,14 @@ class Partition:
                     return Ref(segment, int(row))
         return None
 
-    def known(self, names: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Those of the ids (high half, low half) that have a version here, superseded or not."""
+    def known(self, names: set[tuple[int, int]], *, cold: bool = True) -> set[tuple[int, int]]:
+        """Those of the ids (high half, low half) that have a version here, superseded or not; if `cold`, also in the
+        cold tier.
+        """
         found: set[tuple[int, int]] = set()
-        for segment in self.segments:
+        if not names:
+            return found
+        for segment in (*self.segments, *(self.cold_segments() if cold else ())):
             found.update(Ref(segment, row).name for row in _unforgotten(segment, names))
         return found
 
@@ -134,20 +155,25 @@ class Partition:
 
     def retry(self, session: int, role: int, key: str) -> int | None:
         """The seq of the first row that was written with this idempotency key in a session and role."""
-        for segment in self.segments:
+        for segment in (*self.segments, *self.cold_segments()):
             row = segment.retry_of(session, role, key)
             if row is not None:
                 return segment.get("seq", row)
         return None
 
     def live(self) -> int:
-        """The row versions that are not forgotten."""
-        return sum(segment.n - segment.forgotten for segment in self.segments)
+        """The row versions that are not forgotten, those in the cold tier too."""
+        return sum(segment.n - segment.forgotten for segment in self.segments) + self.cold.rows
+
+    @property
+    def pending(self) -> bool:
+        """Whether something has been done that is not shown yet."""
+        return bool(self.added or self.marks or self.links.dirty) or self.cold is not self.shown.cold
 
     def nbytes(self) -> int:
         """Bytes of the rows and of what finds them."""
         found = sum(sys.getsizeof(index) for index in (self.held, self.fallen))
-        return sum(segment.nbytes() for segment in self.segments) + found
+        return sum(segment.nbytes() for segment in self.segments) + self.links.nbytes() + found
 
     # Writing
 
@@ -196,16 +222,19 @@ class Partition:
         self.put(ref, "lapsed", 0)
         _drop(self.fallen, ref.conversation, seq)
 
-    def forget(self, names: set[tuple[int, int]], seq: int) -> None:
-        """Marks all versions of these ids as never to be seen again, as of any moment."""
+    def forget(self, names: set[tuple[int, int]], seq: int, *, again: bool = False) -> None:
+        """Marks all versions of these ids as never to be seen again, as of any moment; `again` those too that were
+        forgotten before.
+        """
         for segment in self.segments:
-            rows = _unforgotten(segment, names)
+            rows = segment.view().rows_with(names).tolist() if again else _unforgotten(segment, names)
             for row in rows:
                 ref = Ref(segment, row)
                 self.put(ref, "forgotten_seq", seq)
                 _drop(self.held, ref.conversation, ref.get("seq"))
                 _drop(self.fallen, ref.conversation, ref.get("seq"))
-            segment.forgotten += len(rows)
+            if rows:
+                segment.count_forgotten()
 
     def forgotten(self, names: set[tuple[int, int]]) -> list[Ref]:
         """The versions of these ids that were forgotten last, as long as they lie here, oldest first."""
@@ -222,22 +251,34 @@ class Partition:
         return sorted((ref for refs in found.values() for ref in refs), key=lambda ref: ref.get("seq"))
 
     def remember_again(self, refs: Iterable[Ref]) -> None:
-        """Takes back that these rows were forgotten."""
+        """Takes back that these rows were forgotten, and their links, but for those whose other end still is."""
+        names = set()
         for ref in refs:
+            names.add(ref.name)
             self.put(ref, "forgotten_seq", 0)
             ref.segment.count_forgotten()
         self.find_conversations()
+        touched = self.links.forgotten(names) if self.links.n else []
+        here = self.known({end for _, *ends in touched for end in ends})
+        for row, *ends in touched:
+            gone = {end for end in ends if end not in here}
+            if not gone:
+                self.links.put(row, "forgotten_seq", 0)
+            elif left := self.forgotten(gone):  # from now on it is forgotten as long as that end is
+                self.links.put(row, "forgotten_seq", left[0].get("forgotten_seq"))
 
     # Showing, and taking back
 
     def show(self, seq: int) -> None:
         """Lets readers see all that has been done, as of the commit `seq`."""
-        self.shown = Shown(seq, self.segments, tuple(segment.n for segment in self.segments))
+        self.links.show()
+        sizes = tuple(segment.n for segment in self.segments)
+        self.shown = Shown(seq, self.segments, sizes, self.cold, self.links.view())
         self.added, self.marks = [], []
 
     def save(self) -> Save:
         sizes = tuple(segment.n for segment in self.segments)
-        return Save(self.segments, sizes, len(self.added), len(self.marks), self.dim)
+        return Save(self.segments, sizes, len(self.added), len(self.marks), self.dim, self.cold, self.links.save())
 
     def take_back(self, save: Save) -> None:
         """All as it was at the save.
@@ -245,7 +286,10 @@ class Partition:
         Needs no step since then to have been finished: rows count only when they are whole, and a mark is noted before
         it is set. A segment that got rows is copied without them, since a reader may hold it.
         """
-        if (len(self.added), len(self.marks), self.dim) == (save.added, save.marks, save.dim):
+        self.cold = save.cold
+        self.links.take_back(save.links)
+        noted = (len(self.added), len(self.marks), self.dim) == (save.added, save.marks, save.dim)
+        if noted and self.segments is save.segments:
             return  # every change begins by being noted there
         for mark in reversed(self.marks[save.marks :]):
             mark.segment.set(mark.name, mark.row, mark.before)
@@ -293,6 +337,7 @@ class Partition:
         """Drops rows that these commits have forgotten, from segments of which they are at least one in `share`, and
         joins small segments: bytes and segments stay bounded. Of a store in RAM; files are for `Maintenance`.
         """
+        self.links.sweep(commits)
         kept: list[Segment] = []
         wanted = np.fromiter(commits, np.int64, len(commits))
         for segment in self.segments:
@@ -313,6 +358,10 @@ def _unforgotten(segment: Segment, names: set[tuple[int, int]]) -> list[int]:
     rows = view.rows_with(names)
     left: list[int] = rows[view.columns["forgotten_seq"][rows] == 0].tolist()
     return left
+
+
+def _nothing_cold(cold: Cold) -> Sequence[Segment]:
+    return ()
 
 
 def _small(*parts: Segment) -> bool:

@@ -2,39 +2,57 @@
 
 Each holds every version of every memory that isn't forgotten, by the record schema, and a header that names the format,
 the embedder and the number of rows. In the JSON formats times are ISO 8601 in UTC, metadata is an object, and a vector
-is the base64 of its little-endian float32, which is exact and a quarter the size of decimals. A file is written beside
-its name and renamed when it is whole.
+is the base64 of its little-endian float32, which is exact and a quarter the size of decimals. The last version of a
+memory has its `links` to others, if there are any: a list of objects with the columns of `LINK_SCHEMA` but `src_id`. A
+file is written beside its name and renamed when it is whole.
 
 What is read may be of three kinds, row by row: whole, as an export writes it; with an id of its own, which is added
 unless that id is here; and new, with the fields of `remember` alone.
+
+Neither reading nor writing holds more than some thousand rows in RAM. What is read waits in a `Spool` until all of it
+is checked, so that a faulty file changes nothing; then it goes in, a commit for each `COMMIT_ROWS`. If that is cut off,
+what is in stays, the store knows how far it was, and the same file imported again goes on from there.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memcore import clock, gate, intake
-from memcore.errors import EmbedderMismatch, FormatTooNew, InvalidInput, MemcoreError, StoreCorrupt, StoreError
-from memcore.schema import COLUMNS, FORMAT_VERSION, TIMESTAMP, decimal, record_schema
-from memcore.store.catalog import Catalog, taken
+from memcore import clock, gate, ids, intake
+from memcore.errors import (
+    EmbedderMismatch,
+    FormatTooNew,
+    InvalidInput,
+    MemcoreError,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+)
+from memcore.schema import COLUMNS, FORMAT_VERSION, LINK_SCHEMA, TIMESTAMP, decimal, record_schema
+from memcore.store.catalog import Catalog
+from memcore.store.documents import JsonStream
+from memcore.store.links import NEVER, Linked
 from memcore.store.partition import WORKING
-from memcore.store.restore import LAST, Rows, Vectors, restore
-from memcore.store.segment import FIXED, TEXTS, Columns
-from memcore.store.snapshot import Selection, Snapshot
+from memcore.store.restore import LAST, Progress, add_links, add_new, foreign, restore
+from memcore.store.segment import FIXED, Columns
+from memcore.store.snapshot import EVERY, Mask, Part, Selection, Snapshot, link_table
+
+if TYPE_CHECKING:  # a store in RAM does without SQLite until it imports
+    from memcore.store.spool import Batch, Name, Scope, Spool
 
 FORMATS = ("json", "jsonl", "parquet")
 _SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -46,17 +64,39 @@ _OWN = ("seq", "version", "ingested_at")
 _COUNTERS = ("access_count", "last_access", "superseded_at")
 _EVERY_ROW = Selection(frozenset(range(len(gate.KINDS))), now=0, expired=True, superseded=True)
 
+# The column of links in a file, and what it is read as: times in µs.
+_LINKS = pa.field("links", pa.list_(pa.struct([field for field in LINK_SCHEMA if field.name != "src_id"])))
+_LINK_TIMES = tuple(field.name for field in LINK_SCHEMA if field.type == TIMESTAMP)
+_PLAIN_LINKS = pa.list_(
+    pa.struct(
+        [
+            pa.field(field.name, pa.int64() if field.name in _LINK_TIMES else pa.string())
+            for field in LINK_SCHEMA
+            if field.name != "src_id"
+        ]
+    )
+)
+COMMIT_ROWS = 8192  # that go in at once: 0.15 s, for which other writers wait
+
 F32 = npt.NDArray[np.float32]
+Progressing = Callable[[int, int, str], None]  # done, of how many, of what
 Embed = Callable[[Sequence[str]], F32 | None]
 Tokens = Callable[[Sequence[str]], Sequence[int]]  # what each text takes of the working memory's budget
 
 
+def _silent(done: int, total: int, what: str) -> None:
+    """Tells nobody how far it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """`new` row versions were added; `present` belong to memories that were here already, and were left alone."""
+    """`new` row versions were added; `present` belong to memories that were here already, and were left alone; `links`
+    were added.
+    """
 
     new: int
     present: int
+    links: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +136,7 @@ def write(
     fingerprint: str | None,
     format: str | None = None,
     selection: Selection = _EVERY_ROW,
+    progress: Progressing | None = None,
 ) -> int:
     """Writes the rows of the snapshots that the selection sees, all by default; the number of rows.
 
@@ -103,27 +144,84 @@ def write(
     """
     target = Path(path)
     chosen = format_of(target, format)
-    found = [(snapshot, snapshot.positions(snapshot.masks(selection))) for snapshot in snapshots]
-    dim = max((snapshot.dim for snapshot, _ in found), default=0)
-    rows = sum(len(positions) for _, positions in found)
-    header = Header(FORMAT_VERSION, fingerprint, dim, rows)
-    tables = (
-        snapshot.table(positions[start : start + _BATCH])
-        for snapshot, positions in found
-        for start in range(0, len(positions), _BATCH)
-    )
+    seen = list(snapshots)
+    rows = sum(_count(snapshot, selection) for snapshot in seen)
+    header = Header(FORMAT_VERSION, fingerprint, max((snapshot.dim for snapshot in seen), default=0), rows)
+    links = [_links_of(snapshot, selection) for snapshot in seen]
+    tables = _counted_off(_tables(seen, links, selection, with_links=any(links)), rows, progress or _silent)
     with _whole_file(target) as file:
         if chosen == "parquet":
-            _write_parquet(file, tables, header)
+            _write_parquet(file, tables, header, with_links=any(links))
         else:
             _write_json(file, tables, header, lines=chosen == "jsonl")
     return rows
 
 
-def _write_parquet(file: IO[bytes], tables: Iterable[pa.Table], header: Header) -> None:
+def _counted_off(tables: Iterable[pa.Table], rows: int, progress: Progressing) -> Iterator[pa.Table]:
+    done = 0
+    for table in tables:
+        yield table
+        done += table.num_rows
+        progress(done, rows, "export")
+
+
+def _masks(snapshot: Snapshot, selection: Selection) -> Iterator[tuple[Part, Mask]]:
+    """What the selection sees of each part, one at a time: of all together a mask is ten bytes a row."""
+    for part in snapshot.parts:
+        yield part, snapshot.mask(part, selection)
+
+
+def _count(snapshot: Snapshot, selection: Selection) -> int:
+    return sum(part.n if mask is EVERY else int(np.count_nonzero(mask)) for part, mask in _masks(snapshot, selection))
+
+
+Linking = dict[int, list[int]]  # position of the last version of a memory -> the links from it
+
+
+def _links_of(snapshot: Snapshot, selection: Selection) -> Linking:
+    """The links of which the selection sees both ends."""
+    rows = np.flatnonzero(snapshot.links.seen(snapshot.seq))
+    if not len(rows):
+        return {}
+    ends = [snapshot.links.names(end, rows) for end in ("src", "dst")]
+    positions = snapshot.positions_with({name for names in ends for name in names}).tolist()
+    last = {snapshot.name(position): position for position in positions if snapshot.sees(position, selection)}
+    found: Linking = {}
+    for row, src, dst in zip(rows.tolist(), *ends, strict=True):
+        if src in last and dst in last:
+            found.setdefault(last[src], []).append(row)
+    return found
+
+
+def _tables(
+    snapshots: Sequence[Snapshot], links: Sequence[Linking], selection: Selection, *, with_links: bool
+) -> Iterator[pa.Table]:
+    for snapshot, mine in zip(snapshots, links, strict=True):
+        for part, mask in _masks(snapshot, selection):
+            positions = part.base + (np.arange(part.n) if mask is EVERY else np.flatnonzero(mask))
+            for start in range(0, len(positions), _BATCH):
+                chunk = positions[start : start + _BATCH]
+                table = snapshot.table(chunk)
+                yield table.append_column(_LINKS, _linked(snapshot, mine, chunk)) if with_links else table
+
+
+def _linked(snapshot: Snapshot, links: Linking, positions: npt.NDArray[np.int64]) -> pa.Array:
+    """The column of links at these positions; null for a row without any."""
+    lists = [links.get(position, []) for position in positions.tolist()] if links else [[]] * len(positions)
+    rows = np.array([row for mine in lists for row in mine], dtype=np.int64)
+    table = link_table(snapshot.links, rows, names=snapshot.names, seq=snapshot.seq).drop_columns("src_id")
+    items = pa.StructArray.from_arrays([c.combine_chunks() for c in table.columns], fields=list(table.schema))
+    ends = np.cumsum([0, *map(len, lists)]).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(ends), items, type=_LINKS.type, mask=pa.array([not mine for mine in lists], pa.bool_())
+    )
+
+
+def _write_parquet(file: IO[bytes], tables: Iterable[pa.Table], header: Header, *, with_links: bool) -> None:
     import pyarrow.parquet as pq
 
-    schema = record_schema(header.dim or None).with_metadata(header.texts())
+    schema = record_schema(header.dim or None)
+    schema = (schema.append(_LINKS) if with_links else schema).with_metadata(header.texts())
     with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
         for table in tables:
             writer.write_table(table.cast(schema))
@@ -154,6 +252,8 @@ def _json_rows(table: pa.Table) -> Iterator[bytes]:
 def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
     if name == "vector":
         return _encoded(column)
+    if name == _LINKS.name:
+        return _json_links(column)
     if name in _TIMES:
         return [None if v is None else clock.to_text(v) for v in column.cast(pa.int64()).to_pylist()]
     values: list[Any] = column.to_pylist()
@@ -162,6 +262,21 @@ def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
     if name == "metadata":
         return [None if v is None else json.loads(v) for v in values]
     return values
+
+
+def _json_links(column: pa.ChunkedArray) -> list[list[dict[str, Any]] | None]:
+    told = []
+    for links in column.cast(_PLAIN_LINKS).to_pylist():
+        for link in links or ():
+            for name, value in tuple(link.items()):
+                if value is None:
+                    del link[name]
+                elif name in _LINK_TIMES:
+                    link[name] = clock.to_text(value)
+                elif name == "attributes":
+                    link[name] = json.loads(value)
+        told.append(links)
+    return told
 
 
 def _encoded(column: pa.ChunkedArray) -> list[str | None]:
@@ -222,18 +337,25 @@ class _Batch:
 
 @dataclass(slots=True)
 class Import:
-    """What was read of a file: rows to restore, and new ones, a batch each."""
+    """What was read of a file, all of it checked: it waits in the spool."""
 
+    source: Path
     header: Header
-    columns: list[Columns] = field(default_factory=list)
-    names: list[dict[str, list[str]]] = field(default_factory=list)
-    vectors: Vectors = field(default_factory=Vectors)
-    new: deque[tuple[Columns, dict[str, list[str]]]] = field(default_factory=deque)
-    shared: dict[str, str] = field(default_factory=dict)  # one object for each session, role … rather than one a row
-    rows: int = 0
+    spool: Spool
     dim: int = 0
 
 
+def digest(path: str | os.PathLike[str]) -> str:
+    """What a file is known by: a digest of its bytes."""
+    source = Path(path)
+    try:
+        with source.open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()[:64]
+    except OSError as fault:
+        raise _unreadable(source, fault) from fault
+
+
+@contextmanager
 def read(
     path: str | os.PathLike[str],
     format: str | None,
@@ -242,64 +364,94 @@ def read(
     now: int,
     embed: Embed | None = None,
     tokens: Tokens | None = None,
-) -> Import:
+    progress: Progressing | None = None,
+) -> Iterator[Import]:
     """The rows of a file, every one checked, and embedded if need be, for `add`. Nothing is added yet.
 
     Whole rows stay without a vector if they have none.
     """
+    from memcore.store.spool import Spool
+
     source = Path(path)
     header, batches = _open_file(source, format_of(source, format))
     _check_header(source, header, catalog)
-    told = Import(header, dim=catalog.dim or header.dim)
-    for batch in batches:
-        _take_in(told, source, batch, now, embed, tokens)
-    if told.rows < header.rows:
-        raise StoreCorrupt(
-            f"{source} has {told.rows} rows and its header tells of {header.rows}: it was cut off. Nothing was "
-            "imported; use another copy, or correct 'rows' in its header if rows were taken out on purpose"
+    with closing(Spool()) as spool:
+        told = Import(source, header, spool, dim=catalog.dim or header.dim)
+        for batch in batches:
+            _take_in(told, source, batch, now, embed, tokens)
+            (progress or _silent)(spool.rows, max(header.rows, spool.rows), "read")
+        if spool.rows < header.rows:
+            raise StoreCorrupt(
+                f"{source} has {spool.rows} rows and its header tells of {header.rows}: it was cut off. Nothing was "
+                "imported; use another copy, or correct 'rows' in its header if rows were taken out on purpose"
+            )
+        yield told
+
+
+def settle(told: Import, catalog: Catalog, progress: Progress) -> None:
+    """Settles what becomes of what was read, given what is here. Takes the lock for moments."""
+
+    def known(scope: Scope, names: set[Name]) -> set[Name]:
+        with catalog.lock:
+            return foreign(catalog.loaded(scope), names, progress)
+
+    told.spool.settle(known)
+    dangling = told.spool.dangling(known)
+    if dangling is not None:
+        place, name = dangling
+        raise InvalidInput(
+            f"{told.source}: row {place} links to {ids.to_text(*name)}, which is neither in the file nor in this "
+            "store. Nothing was imported; take the link out, or import that memory first"
         )
-    return told
 
 
-def add(told: Import, catalog: Catalog, *, now: int) -> ImportReport:
-    """Adds what was read, all of it or, if it raises, nothing. Under the lock."""
+def add(told: Import, batch: Batch, catalog: Catalog, before: Progress) -> Progress:
+    """Adds a batch, all of it or, if it raises, nothing; how far the import is with it. Under the lock."""
+    progress = replace(before, spans=list(before.spans))
+    if not before.done:
+        first, last = told.spool.seqs()
+        progress.whole = not catalog.seq and first > 0 and last < LAST
     fingerprint = catalog.fingerprint or (None if catalog.seq else told.header.embedder)
-    added = restore(catalog, _joined(told)) if told.columns else 0
-    fresh = 0
-    while told.new:  # let go one by one: the store has them now
-        fresh += _add(catalog, *told.new.popleft(), now)
+    if batch.kept is not None:
+        progress.new += restore(catalog, batch.kept, progress)
+    if batch.fresh is not None:
+        progress.new += add_new(catalog, batch.fresh, now=before.now)
+    if batch.links:
+        progress.links += add_links(catalog, batch.links, before.now)
     catalog.fingerprint = fingerprint
-    return ImportReport(added + fresh, told.rows - added - fresh)
+    progress.done = batch.done
+    return progress
 
 
-def _joined(told: Import) -> Rows:
-    columns: Columns = {name: np.concatenate([part[name] for part in told.columns]) for name in FIXED}
-    columns.update((name, [text for part in told.columns for text in part[name]]) for name in TEXTS)
-    names = {name: [text for part in told.names for text in part[name]] for name in told.names[0]}
-    return Rows(columns, names, told.vectors)
+def check_alone(told: Import, catalog: Catalog, file: str | None, before: Progress) -> None:
+    """Refuses to go on if another import of the same file has gone on meanwhile. In a write."""
+    found = None if file is None else catalog.imports_told().get(file)
+    if found != (before.text() if before.done else None):
+        raise StoreLocked(
+            f"{told.source} is being imported by another process or thread too; nothing went in twice: wait until that "
+            "is done, and import it again"
+        )
 
 
-def _add(catalog: Catalog, columns: Columns, names: Mapping[str, Sequence[str]], now: int) -> int:
-    """New memories; how many of them are no retries."""
-    scopes = list(zip(names["tenant"], names["project"], strict=True))
-    added = 0
-    for scope in dict.fromkeys(scopes):
-        rows = [row for row, mine in enumerate(scopes) if mine == scope]
-        named = {name: [texts[row] for row in rows] for name, texts in names.items()}
-        added += len(catalog.commit(scope, taken(columns, rows), named, now=now).fresh)
-    return added
+def cut_off(told: Import, fault: MemcoreError, done: int) -> MemcoreError:
+    """What is told of a fault after some batches have gone in."""
+    return type(fault)(
+        f"{fault}. The import of {told.source} was cut off: {done:,} of its {told.spool.total:,} rows and links are "
+        "in; import the same file again to go on from there"
+    )
 
 
 def _take_in(told: Import, source: Path, batch: _Batch, now: int, embed: Embed | None, tokens: Tokens | None) -> None:
     """Checks a batch, embeds what needs it, and adds it to what was read."""
     fields = batch.fields
-    unknown = [name for name in fields if name not in COLUMNS]
+    unknown = [name for name in fields if name not in COLUMNS and name != _LINKS.name]
     if unknown:
         row = next((row for row in range(batch.n) if fields[unknown[0]][row] is not None), 0)
         raise InvalidInput(
             f"{source}, {batch.place(row)}: unknown field {gate.shown(unknown[0])}; a record has {', '.join(COLUMNS)}: "
             "put what is your own into 'metadata', or play a trace with memcore replay. Nothing was imported"
         )
+    links = fields.pop(_LINKS.name, None)
     own = {name: fields.pop(name) for name in (*_OWN, *_COUNTERS) if name in fields}
     whole = _whole(source, batch, own)
     with _placed(source, batch):
@@ -314,22 +466,55 @@ def _take_in(told: Import, source: Path, batch: _Batch, now: int, embed: Embed |
             raise _AtRow(row) from given.faults[row]
         columns = given.columns
         _own_columns(columns, own, whole)
+        linked = [] if links is None else _links(links, given, whole | given.explicit, now, told.spool.rows)
     columns["vector"] = vectors = _vectors(given, whole, embed)
     told.dim = told.dim or (0 if vectors is None else vectors.shape[1])
     if tokens is not None:
         working = np.flatnonzero(columns["kind"] == WORKING)
         columns["tokens"] = np.zeros(batch.n, dtype=FIXED["tokens"])
         columns["tokens"][working] = tokens([columns["content"][row] for row in working])
-    names = {name: [told.shared.setdefault(text, text) for text in texts] for name, texts in given.names.items()}
-    kept = np.flatnonzero(whole | given.explicit)
-    new = np.flatnonzero(~(whole | given.explicit))
-    told.rows += batch.n
-    if len(kept):
-        told.vectors.add(len(kept), vectors if vectors is None or not len(new) else vectors[kept])
-        told.columns.append(taken({**columns, "vector": None}, kept))
-        told.names.append({name: [texts[row] for row in kept] for name, texts in names.items()})
-    if len(new):
-        told.new.append((taken(columns, new), {name: [texts[row] for row in new] for name, texts in names.items()}))
+    told.spool.add(columns, given.names, whole | given.explicit)
+    told.spool.add_links(linked)
+
+
+def _links(
+    told: Sequence[Any], given: intake.Intake, kept: npt.NDArray[np.bool_], now: int, begun: int
+) -> list[Linked]:
+    """The links of rows, checked; `begun` rows of the file came before."""
+    found: list[Linked] = []
+    for row, links in enumerate(told):
+        if links is None:
+            continue
+        try:
+            if not kept[row]:
+                raise InvalidInput("it has links and no id; give it one, since links are between ids")
+            if not isinstance(links, list):
+                raise InvalidInput(f"links is {gate.shown(links)}; it must be a list of objects, as export writes it")
+            scope = given.names["tenant"][row], given.names["project"][row]
+            src = int(given.columns["id_hi"][row]), int(given.columns["id_lo"][row])
+            found += [_link(link, scope, src, now, begun + row + 1) for link in links]
+        except MemcoreError as fault:
+            raise _AtRow(row) from fault
+    return found
+
+
+def _link(told: object, scope: Scope, src: Name, now: int, place: int) -> Linked:
+    names = [field.name for field in _LINKS.type.value_type]
+    if not isinstance(told, dict) or not told.keys() <= set(names):
+        raise InvalidInput(f"a link is {gate.shown(told)}; it must be an object with {', '.join(names)}")
+    times = {name: None if told.get(name) is None else _micros(told[name], name) for name in _LINK_TIMES}
+    since, until, created = (times[name] for name in ("valid_from", "valid_to", "created_at"))
+    return Linked(
+        scope,
+        src,
+        gate.name(told.get("relation"), "relation"),
+        ids.halves(gate.record_id(told.get("dst_id"), "dst_id")),
+        gate.metadata(told.get("attributes"), "attributes"),
+        now if created is None else created,
+        NEVER if since is None else since,
+        NEVER if until is None else until,
+        place,
+    )
 
 
 class _AtRow(Exception):
@@ -448,7 +633,11 @@ def _open_file(source: Path, format: str) -> tuple[Header, Iterator[_Batch]]:
             return _open_parquet(source)
         return _open_lines(source) if format == "jsonl" else _open_document(source)
     except OSError as fault:
-        raise StoreError(f"cannot read {source}: {_reason(fault)}; check the path") from fault
+        raise _unreadable(source, fault) from fault
+
+
+def _unreadable(source: Path, fault: OSError) -> StoreError:
+    return StoreError(f"cannot read {source}: {_reason(fault)}; check the path")
 
 
 def _header(source: Path, told: object) -> Header:
@@ -499,11 +688,24 @@ def _open_parquet(source: Path) -> tuple[Header, Iterator[_Batch]]:
 
 
 def _parquet_batch(source: Path, table: pa.Table, begun: int) -> _Batch:
+    if _LINKS.name in table.column_names:
+        at = table.column_names.index(_LINKS.name)
+        try:
+            table = table.set_column(at, _LINKS.name, table.column(at).cast(_PLAIN_LINKS))
+        except (pa.ArrowException, ValueError) as fault:
+            raise InvalidInput(
+                f"{source}: the column 'links' has the type {table.column(at).type} ({_reason(fault)}); it must be as "
+                "export writes it. Nothing was imported"
+            ) from fault
     fields = {name: intake.arrow_values(name, table.column(name)) for name in table.column_names}
     batch = _Batch(fields, table.num_rows, lambda row: f"row {begun + row}")
-    if "metadata" in fields:
-        with _placed(source, batch):
+    with _placed(source, batch):
+        if "metadata" in fields:
             fields["metadata"] = _each(fields["metadata"], _object)
+        for links in fields.get(_LINKS.name, ()):
+            for link in links or ():
+                link["attributes"] = _object(link["attributes"])
+                link.update((name, None if link[name] is None else intake.Micros(link[name])) for name in _LINK_TIMES)
     return batch
 
 
@@ -550,24 +752,64 @@ def _line(source: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _open_document(source: Path) -> tuple[Header, Iterator[_Batch]]:
+    with _decoding(source), source.open("rb") as file:
+        stream = JsonStream(file)
+        told: list[object] = []
+        listed = False
+        if stream.next() == "{":
+            for name in stream.members():  # the header is the first of them, as export writes it
+                if name == "memcore":
+                    told.append(stream.value())
+                    if not listed:
+                        break
+                elif name == "records" and stream.next() == "[":
+                    listed = True
+                    for _ in stream.items():
+                        pass
+                else:
+                    stream.value()
+        elif stream.next() != "[":
+            stream.value()
+        if not told and not listed:
+            raise InvalidInput(
+                f"{source} has no list of 'records'; pass a state document written by export, or use .jsonl"
+            )
+    return _header(source, told[-1]) if told else Header(), _batched(_records(source))
+
+
+def _records(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    place = 0
+    listed = False
+    with _decoding(source), source.open("rb") as file:
+        stream = JsonStream(file)
+        for name in stream.members():
+            if name != "records" or stream.next() != "[":
+                stream.value()
+                continue
+            listed = True
+            for row in stream.items():
+                if not isinstance(row, dict):
+                    raise InvalidInput(
+                        f"{source}, records[{place}] is {gate.shown(row)}; each record must be a JSON object"
+                    )
+                yield f"records[{place}]", row
+                place += 1
+        stream.end()
+    if not listed:
+        raise InvalidInput(f"{source} has no list of 'records'; pass a state document written by export, or use .jsonl")
+
+
+@contextmanager
+def _decoding(source: Path) -> Iterator[None]:
+    """Tells of what is not JSON."""
     try:
-        document = json.loads(source.read_bytes())
+        yield
+    except MemcoreError:
+        raise
     except (ValueError, RecursionError) as fault:
         raise InvalidInput(
             f"{source} is not a JSON document ({fault}). Nothing was imported; use another copy"
         ) from None
-    if not isinstance(document, dict) or not isinstance(document.get("records"), list):
-        raise InvalidInput(f"{source} has no list of 'records'; pass a state document written by export, or use .jsonl")
-
-    def rows() -> Iterator[tuple[str, dict[str, Any]]]:
-        for place, row in enumerate(document["records"]):
-            if not isinstance(row, dict):
-                raise InvalidInput(
-                    f"{source}, records[{place}] is {gate.shown(row)}; each record must be a JSON object"
-                )
-            yield f"records[{place}]", row
-
-    return _header(source, document["memcore"]) if "memcore" in document else Header(), _batched(rows())
 
 
 def _batched(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[_Batch]:

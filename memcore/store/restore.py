@@ -1,117 +1,120 @@
 """How do rows that an export kept whole come into a store? With their ids, versions, times and counters as they were.
 
 What is here already stays: a memory whose id is here is left alone, and a key that another memory uses goes to the one
-that was ingested later (to the one that is here, if at the same time); the other becomes history. Rows are put into the
-order of their seqs over the whole file, since versions of one memory may lie far apart in it.
+that was ingested later (to the one that is here, if at the same time); the other becomes history.
+
+They come in batches, a commit each, in the order of their seqs. A version whose next one is still to come is superseded
+already, and lapsed until it does: so a memory of which only some versions are in does not stand, and can be forgotten.
+What others do meanwhile holds: a memory that they forget or change gets no further versions.
 """
 
 from __future__ import annotations
 
+import bisect
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from memcore.store.catalog import Catalog, Name, taken
-from memcore.store.partition import UPSERTED, WORKING, Partition
-from memcore.store.segment import ROWS, Columns
+from memcore.store.catalog import Catalog, taken
+from memcore.store.links import NEVER, Linked
+from memcore.store.partition import UPSERTED, Partition, Ref
+from memcore.store.segment import Columns, Segment
 
-F32 = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # a store in RAM does without SQLite until it imports
+    from memcore.store.spool import Kept, Name, Rows, Scope
+
 I64 = npt.NDArray[np.int64]
 LAST = int(np.iinfo(np.int64).max)  # the seq of a row whose file tells none: after all others
-_CHUNK = 8192
 
 
-class Vectors:
-    """float32 rows, gathered in blocks and then taken once each; a block is let go with the last row that is expected.
-
-    So a large import holds its vectors about once. At 256 dimensions a block is so large that malloc gives it back to
-    the system by itself; in the pieces that a file is read in, 2 KB a row stayed with the process after the import.
+@dataclass(slots=True)
+class Progress:
+    """How far an import is: `done` of its rows and links, in their order, of which `new` rows and `links` links were
+    added; `spans` are the first and last seqs of what it has put in. `now` is the moment of its beginning, `whole`
+    whether it keeps the seqs of the file.
     """
 
-    def __init__(self) -> None:
-        self.dim = 0
-        self._rows = 0
-        self._blocks: list[F32 | None] = []  # of ROWS rows, the last one partly filled; None where no row has a vector
-        self._left: I64 = np.empty(0, dtype=np.int64)
+    now: int
+    done: int = 0
+    new: int = 0
+    links: int = 0
+    whole: bool = False
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, n: int, vectors: F32 | None) -> None:
-        """`n` more rows; None: all without a vector."""
-        if vectors is not None:
-            self.dim = vectors.shape[1]
-        for start in range(self._rows // ROWS * ROWS, self._rows + n, ROWS):
-            if start // ROWS == len(self._blocks):
-                self._blocks.append(None)
-            first, last = max(start, self._rows), min(start + ROWS, self._rows + n)
-            if vectors is not None and first < last:
-                block = self._blocks[start // ROWS]
-                if block is None:
-                    block = self._blocks[start // ROWS] = np.zeros((ROWS, self.dim), dtype=np.float32)
-                block[first - start : last - start] = vectors[first - self._rows : last - self._rows]
-        self._rows += n
+    def text(self) -> str:
+        return json.dumps(astuple(self), separators=(",", ":"))
 
-    def expect(self, places: I64) -> None:
-        """The rows that will be taken; others are not."""
-        self._left = np.bincount(places // ROWS, minlength=len(self._blocks))
+    @classmethod
+    def of(cls, text: str) -> Progress:
+        now, done, new, links, whole, spans = json.loads(text)
+        return cls(now, done, new, links, whole, [(first, last) for first, last in spans])
 
-    def take(self, places: I64, dim: int) -> F32:
-        out = np.zeros((len(places), dim), dtype=np.float32)
-        for i in np.unique(places // ROWS).tolist():
-            mine, block = places // ROWS == i, self._blocks[i]
-            if block is not None:
-                out[mine] = block[places[mine] % ROWS]
-            self._left[i] -= np.count_nonzero(mine)
-            if not self._left[i]:
-                self._blocks[i] = None
-        return out
+    def covers(self, first: int, last: int) -> bool:
+        """Whether all rows between two seqs are the import's own."""
+        at = bisect.bisect_right(self.spans, (first, LAST)) - 1
+        return at >= 0 and self.spans[at][0] <= first and last <= self.spans[at][1]
+
+    def spanned(self, before: int, first: int, last: int) -> None:
+        """Takes note of rows that were added to a store whose last seq was `before`."""
+        if self.spans and self.spans[-1][1] == before:
+            self.spans[-1] = (self.spans[-1][0], last)
+        else:
+            self.spans.append((first, last))
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows to restore, in the file's order.
+def foreign(partition: Partition | None, names: set[Name], progress: Progress) -> set[Name]:
+    """Those of the ids that have a version here, in the cold tier too, that the import did not add. Under the lock."""
+    found: set[Name] = set()
+    if partition is None or not names:
+        return found
+    for segment in (*partition.cold_segments(), *_foreign(partition, progress)):
+        for ref in _unforgotten(segment, names):
+            if not progress.covers(ref.get("seq"), ref.get("seq")):
+                found.add(ref.name)
+    return found
 
-    `columns` lacks the vectors and the codes of `names` (session, role, source, tenant and project: a name a row);
-    `superseded_seq` is 1 where `superseded_at` counts.
+
+def restore(catalog: Catalog, kept: Kept, progress: Progress) -> int:
+    """Adds the rows that are new; how many that was. Under the lock.
+
+    Seqs are kept if they are `whole`, and later than all that others have written meanwhile; else they follow on in
+    their order.
     """
-
-    columns: Columns
-    names: Mapping[str, Sequence[str]]
-    vectors: Vectors
-
-
-def restore(catalog: Catalog, rows: Rows) -> int:
-    """Adds the rows that are new, all or none; how many that was. Under the lock.
-
-    Seqs are kept if the store is empty and they are whole, and else follow on in their order.
-    """
-    c = rows.columns
-    new: dict[Name, I64] = {}
-    for scope, places in _by_scope(rows.names):
-        ordered = places[np.argsort(c["seq"][places], kind="stable")]
-        unknown = _unknown(catalog.partition(scope), c, ordered)
-        if len(unknown):
-            new[scope] = unknown
-    if not new:
+    c, names = kept.rows
+    going: dict[Scope, I64] = {}
+    revived: list[tuple[Scope, int]] = []
+    for scope, places in _by_scope(names):
+        partition = catalog.partition(scope)
+        mine = _going(partition, kept, places, progress)
+        if mine:
+            going[scope] = np.array(list(mine), dtype=np.int64)
+            revived += [(scope, seq) for seq in mine.values() if seq]
+    if not going:
         return 0
-    every = np.concatenate(list(new.values()))
-    every = every[np.lexsort((every, c["seq"][every]))]
-    seqs = c["seq"][every]
-    if catalog.seq or seqs[0] < 1 or seqs[-1] == LAST or not (np.diff(seqs) > 0).all():
-        c["seq"][every] = np.arange(catalog.seq + 1, catalog.seq + 1 + len(every))
-    if rows.vectors.dim:
-        catalog.settle_dim(rows.vectors.dim)
-    catalog.encode(c, rows.names)
-    rows.vectors.expect(every)
-    for scope, places in new.items():
-        _add(catalog.partition(scope), rows.columns, places, rows.vectors)
+    every = np.sort(np.concatenate(list(going.values())))
+    seqs, before = c["seq"][every], catalog.seq
+    if not progress.whole or seqs[0] <= before or not (np.diff(seqs) > 0).all():
+        c["seq"][every] = np.arange(before + 1, before + 1 + len(every))
+    if c["vector"] is not None:
+        catalog.settle_dim(c["vector"].shape[1])
+    catalog.encode(c, names)
+    _mark(kept)
+    for scope, places in going.items():
+        _add(catalog.partition(scope), c, places, progress)
+    for scope, seq in revived:
+        catalog.partition(scope).revive(seq)
     catalog.seq = int(c["seq"][every[-1]])
+    progress.spanned(before, int(c["seq"][every[0]]), catalog.seq)
     return len(every)
 
 
-def _by_scope(names: Mapping[str, Sequence[str]]) -> Iterator[tuple[Name, I64]]:
+def _by_scope(names: Mapping[str, Sequence[str]]) -> Iterator[tuple[Scope, I64]]:
     """The places of the rows of each scope."""
-    codes: dict[Name, int] = {}
+    codes: dict[Scope, int] = {}
     coded = np.array(
         [codes.setdefault(scope, len(codes)) for scope in zip(names["tenant"], names["project"], strict=True)]
     )
@@ -119,81 +122,162 @@ def _by_scope(names: Mapping[str, Sequence[str]]) -> Iterator[tuple[Name, I64]]:
         yield scope, np.flatnonzero(coded == code)
 
 
-def _names(columns: Columns, places: I64) -> list[tuple[int, int]]:
+def _names(columns: Columns, places: I64) -> list[Name]:
     """The ids of rows, in two halves."""
     return list(zip(columns["id_hi"][places].tolist(), columns["id_lo"][places].tolist(), strict=True))
 
 
-def _unknown(partition: Partition, columns: Columns, places: I64) -> I64:
-    """Those of the rows that are new: of a memory that isn't here, and a version that the file didn't tell before."""
-    names = _names(columns, places)
-    here = partition.known(set(names))
-    told: set[tuple[tuple[int, int], int]] = set()
-    unknown = []
-    for place, name, version in zip(places.tolist(), names, columns["version"][places].tolist(), strict=True):
-        if name not in here and (name, version) not in told:
-            told.add((name, version))
-            unknown.append(place)
-    return np.array(unknown, dtype=np.int64)
+def _foreign(partition: Partition, progress: Progress) -> Iterator[Segment]:
+    """The segments that hold rows which the import did not add."""
+    for segment in partition.segments:
+        if segment.n and not progress.covers(segment.get("seq", 0), segment.get("seq", segment.n - 1)):
+            yield segment
 
 
-def _add(partition: Partition, c: Columns, places: I64, vectors: Vectors) -> None:
-    last = _settle_versions(c, places)
-    replaced = _settle_keys(partition, c, places)
-    for start in range(0, len(places), _CHUNK):
-        chunk = places[start : start + _CHUNK]
-        partition.append({**taken(c, chunk), "vector": vectors.take(chunk, partition.dim)}, len(chunk))
+def _unforgotten(segment: Segment, names: set[Name]) -> Iterator[Ref]:
+    view = segment.view()
+    rows = view.rows_with(names)
+    for row in rows[view.columns["forgotten_seq"][rows] == 0].tolist():
+        yield Ref(segment, row)
+
+
+def _going(partition: Partition, kept: Kept, places: I64, progress: Progress) -> dict[int, int]:
+    """The places of the rows that go in: of memories that aren't here but for what the import has added. Of each the
+    seq of the version before it, if that has gone in with an earlier batch, else 0.
+    """
+    names = _names(kept.rows.columns, places)
+    here = foreign(partition, set(names), progress)
+    first = int(kept.ranks[0])
+    earlier = kept.previous[places]
+    waiting = {name for name, rank in zip(names, earlier.tolist(), strict=True) if 0 < rank < first}
+    begun: dict[Name, int] = {}
+    for segment in partition.segments if waiting else ():
+        for ref in _unforgotten(segment, waiting):
+            if ref.get("lapsed"):
+                begun[ref.name] = ref.get("seq")
+    going: dict[int, int] = {}
+    goes: dict[Name, bool] = {}
+    for place, name, rank in zip(places.tolist(), names, earlier.tolist(), strict=True):
+        if rank < first:  # the first row of its memory in this batch
+            goes[name] = name not in here and (not rank or name in begun)
+        if goes[name]:
+            going[place] = begun[name] if 0 < rank < first else 0
+    return going
+
+
+def _mark(kept: Kept) -> None:
+    """Marks the rows that do not stand: no snapshot that holds one sees it stand, since it is superseded by its own
+    commit; and those of which no later version is in as lapsed.
+    """
+    c = kept.rows.columns
+    gone = c["superseded_seq"] != 0
+    c["superseded_seq"] = np.where(gone, c["seq"], 0)
+    c["lapsed"] = gone & ~((kept.next > 0) & (kept.next <= kept.ranks[-1]))
+
+
+def _add(partition: Partition, c: Columns, places: I64, progress: Progress) -> None:
+    replaced = _settle_keys(partition, c, places, progress)
+    columns = taken(c, places)
+    if columns["vector"] is None:
+        columns["vector"] = np.zeros((len(places), partition.dim), dtype=np.float32)
+    partition.append(columns, len(places))
     for old, by, at in replaced:
         partition.supersede(old, by, at)
         partition.lapse(old)
-    for place in last:
-        if c["superseded_seq"][place]:
-            partition.lapse(int(c["seq"][place]))
-    if ((c["kind"][places] == WORKING) & (c["version"][places] > 1)).any():
-        partition.find_conversations()
 
 
-def _retire(columns: Columns, place: int, at: int) -> None:
-    columns["superseded_seq"][place], columns["superseded_at"][place] = 1, at
-
-
-def _settle_versions(columns: Columns, places: I64) -> list[int]:
-    """Lets no version of a memory stand but the last; the places of the last ones.
-
-    `superseded_seq` becomes the row's own seq where it is set: no snapshot that holds the row sees it stand.
-    """
-    columns["superseded_seq"][places] = np.where(columns["superseded_seq"][places] != 0, columns["seq"][places], 0)
-    last: dict[tuple[int, int], int] = {}
-    for place, name in zip(places.tolist(), _names(columns, places), strict=True):
-        earlier = last.get(name)
-        if earlier is not None and not columns["superseded_seq"][earlier]:
-            _retire(columns, earlier, int(columns["ingested_at"][place]))
-        last[name] = place
-    return list(last.values())
-
-
-def _settle_keys(partition: Partition, columns: Columns, places: I64) -> list[tuple[int, int, int]]:
-    """Leaves one standing row a key among the new rows and those that are here.
+def _settle_keys(partition: Partition, c: Columns, places: I64, progress: Progress) -> list[tuple[int, int, int]]:
+    """Leaves one standing row a key among the new rows and those that are here: the import's own have no rivals among
+    themselves.
 
     Returns the rows here that give way: (its seq, the seq of the row that takes the key, the time of that).
     """
-    winners: dict[tuple[int, str], int] = {}
-    for place in places.tolist():
-        key, kind = columns["key"][place], int(columns["kind"][place])
-        if key is None or kind not in UPSERTED or columns["superseded_seq"][place]:
+    rivals = list(_foreign(partition, progress))
+    replaced: list[tuple[int, int, int]] = []
+    for place in places.tolist() if rivals else ():
+        key, kind = c["key"][place], int(c["kind"][place])
+        if key is None or kind not in UPSERTED or c["superseded_seq"][place]:
             continue
-        rival = winners.setdefault((kind, key), place)
-        if rival != place:
-            times = [int(columns["ingested_at"][p]) for p in (rival, place)]
-            winners[kind, key] = place if times[1] >= times[0] else rival
-            _retire(columns, rival if winners[kind, key] == place else place, max(times))
-    replaced = []
-    for named, place in winners.items():
-        old, ingested = partition.by_key(*named), int(columns["ingested_at"][place])
+        old, ingested = _standing(rivals, kind, key, progress), int(c["ingested_at"][place])
         if old is None:
             continue
         if old.get("ingested_at") >= ingested:
-            _retire(columns, place, old.get("ingested_at"))
+            c["superseded_seq"][place], c["superseded_at"][place] = c["seq"][place], old.get("ingested_at")
+            c["lapsed"][place] = True
         else:
-            replaced.append((old.get("seq"), int(columns["seq"][place]), ingested))
+            replaced.append((old.get("seq"), int(c["seq"][place]), ingested))
     return replaced
+
+
+def _standing(segments: Sequence[Segment], kind: int, key: str, progress: Progress) -> Ref | None:
+    """The row under a key that stands and that the import did not add."""
+    for segment in reversed(segments):
+        for row in reversed(segment.rows_under(key)):
+            ref = Ref(segment, row)
+            stands = not ref.get("superseded_seq") and not ref.get("forgotten_seq")
+            if stands and ref.get("kind") == kind and not progress.covers(ref.get("seq"), ref.get("seq")):
+                return ref
+    return None
+
+
+def add_new(catalog: Catalog, rows: Rows, *, now: int) -> int:
+    """Adds new memories; how many of them are no retries. Under the lock."""
+    added = 0
+    for scope, places in _by_scope(rows.names):
+        named = {name: [texts[place] for place in places.tolist()] for name, texts in rows.names.items()}
+        added += len(catalog.commit(scope, taken(rows.columns, places), named, now=now).fresh)
+    return added
+
+
+def add_links(catalog: Catalog, links: Sequence[Linked], now: int) -> int:
+    """Adds links that are new, between memories that are here; how many. Under the lock.
+
+    A link that is here stays as it is, ended or not. So does one that holds, where the file tells another of the same
+    memories and relation.
+    """
+    added = 0
+    scopes: dict[Scope, list[Linked]] = {}
+    for link in links:
+        scopes.setdefault(link.scope, []).append(link)
+    for scope, told in scopes.items():
+        partition = catalog.partition(scope)
+        here = partition.known({end for link in told for end in (link.src, link.dst)})
+        view = partition.links.view()
+        rows = np.flatnonzero(view.seen(catalog.seq) & view.at("src", {link.src for link in told}))
+        until = view.valid_to(catalog.seq)[rows]
+        triples = list(
+            zip(
+                view.names("src", rows),
+                [catalog.names[code] for code in view.columns["relation"][rows].tolist()],
+                view.names("dst", rows),
+                strict=True,
+            )
+        )
+        made = {(*triple, at) for triple, at in zip(triples, view.columns["created_at"][rows].tolist(), strict=True)}
+        holds = {triple for triple, to in zip(triples, until.tolist(), strict=True) if to == NEVER or to > now}
+        new = []
+        for link in told:
+            triple = (link.src, link.relation, link.dst)
+            lasting = link.valid_to == NEVER or link.valid_to > now
+            if {link.src, link.dst} <= here and (*triple, link.created_at) not in made:
+                if lasting and triple in holds:
+                    continue
+                new.append(link)
+                made.add((*triple, link.created_at))
+                if lasting:
+                    holds.add(triple)
+        if new:
+            catalog.link(scope, _columns(new), [link.relation for link in new], [link.attributes for link in new])
+        added += len(new)
+    return added
+
+
+def _columns(links: Sequence[Linked]) -> Columns:
+    columns: Columns = {
+        f"{end}_{half}": np.array([getattr(link, end)[place] for link in links], dtype=np.uint64)
+        for end in ("src", "dst")
+        for place, half in enumerate(("hi", "lo"))
+    }
+    for name in ("created_at", "valid_from", "valid_to"):
+        columns[name] = np.array([getattr(link, name) for link in links], dtype=np.int64)
+    return columns

@@ -9,6 +9,7 @@ what is behind them, and marks with a later seq, are none of its concern.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -188,6 +189,34 @@ class Segment:
         made._arrays, made._texts, made._range, made._room = arrays, texts, id_range, n
         made.text_bytes = text_bytes
         made.forgotten = int(np.count_nonzero(arrays["forgotten_seq"])) if "forgotten_seq" in arrays else 0
+        return made
+
+    def with_forgotten(self, commits: npt.NDArray[np.int64]) -> Segment:
+        """The same sealed rows, forgotten by these commits (0: not); all else is shared."""
+        made = Segment.mapped(
+            self.source,
+            self.n,
+            {**self._arrays, "forgotten_seq": commits},
+            self._texts,
+            self.kinds,
+            self._range or (0, 0),
+            self.text_bytes,
+        )
+        made._codes, made._index, made.derived = self._codes, self._index, self.derived
+        return made
+
+    def with_vectors(self, vectors: npt.NDArray[np.float32]) -> Segment:
+        """The same rows with other vectors, float32 `(n, dim)`; all else is shared, so this one is not appended to any
+        more.
+        """
+        made = Segment(vectors.shape[1])
+        room = np.zeros((max(self._room, self.n), vectors.shape[1]), dtype=np.float32)
+        room[: self.n] = vectors
+        arrays = {**self._arrays, "has_vector": np.ones(len(room), dtype=np.bool_), "vector": room}
+        made.source, made.n, made.sealed, made.kinds = self.source, self.n, self.sealed, self.kinds
+        made._arrays, made._texts, made._range, made._room = arrays, self._texts, self._range, self._room
+        made.text_bytes, made.forgotten = self.text_bytes, self.forgotten
+        made._index, made.derived = self._index, self.derived
         return made
 
     @property
@@ -374,6 +403,7 @@ class Segment:
 
 _INDEX_ENTRY = 160  # bytes of a key's text and its list of rows in a dict, about
 _indexing = threading.Lock()
+os.register_at_fork(before=_indexing.acquire, after_in_parent=_indexing.release, after_in_child=_indexing.release)
 
 
 class _Index:

@@ -19,9 +19,10 @@ import pyarrow as pa
 from memcore import ids
 from memcore.clock import to_datetime
 from memcore.gate import KINDS
-from memcore.schema import TIMESTAMP, Record, decimal, record_schema
+from memcore.schema import LINK_SCHEMA, TIMESTAMP, Record, decimal, record_schema
+from memcore.store.links import NEVER, SUMMARIZES, View
 from memcore.store.partition import Shown
-from memcore.store.segment import Columns, Segment
+from memcore.store.segment import FIXED, Columns, Segment
 
 Mask = npt.NDArray[np.uint8]
 EVERY: Mask = np.empty(0, dtype=np.uint8)  # the mask of a part in which every row is allowed; writable like all masks,
@@ -61,20 +62,34 @@ class Part:
 
 class Snapshot:
     """`parts` in commit order; a position counts rows through all of them. `names` decodes sessions, roles and sources:
-    it is the writer's own, and grows.
+    it is the writer's own, and grows. Parts of the cold tier, where it is asked for, come before the others.
     """
 
-    __slots__ = ("dim", "names", "parts", "project_id", "seq", "tenant_id")
+    __slots__ = ("cold", "dim", "links", "names", "parts", "project_id", "seq", "tenant_id")
 
-    def __init__(self, shown: Shown, *, tenant_id: str, project_id: str, dim: int, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        shown: Shown,
+        *,
+        tenant_id: str,
+        project_id: str,
+        dim: int,
+        names: Sequence[str],
+        cold: Sequence[Segment] = (),
+    ) -> None:
         self.seq = shown.seq
+        self.links = shown.links
         self.tenant_id = tenant_id
         self.project_id = project_id
         self.dim = dim
         self.names = names
         self.parts: list[Part] = []
         base = 0
-        for segment, n in zip(shown.segments, shown.sizes, strict=True):
+        self.cold = cold
+        segments, sizes = shown.segments, shown.sizes
+        if cold:
+            segments, sizes = (*cold, *segments), (*(segment.n for segment in cold), *sizes)
+        for segment, n in zip(segments, sizes, strict=True):
             part = Part(segment, n, base, dim)
             self.parts.append(part)
             base += n
@@ -86,9 +101,9 @@ class Snapshot:
 
     def masks(self, selection: Selection) -> list[Mask]:
         """What the selection sees of each part: uint8 `(n,)`, 1 for a row that it sees, or `EVERY`."""
-        return [self._mask(part, selection) for part in self.parts]
+        return [self.mask(part, selection) for part in self.parts]
 
-    def _mask(self, part: Part, selection: Selection) -> Mask:
+    def mask(self, part: Part, selection: Selection) -> Mask:
         """A condition that holds throughout, or that a column of one value decides, costs nothing."""
         columns = part.columns
         mask: npt.NDArray[np.bool_] | None = None
@@ -205,11 +220,16 @@ class Snapshot:
 
     def halves(self, positions: npt.NDArray[np.int64]) -> tuple[ids.U64, ids.U64]:
         """The ids at rising positions, in two uint64 halves."""
-        parts = list(self._cut(positions))
-        if not parts:
-            return np.empty(0, np.uint64), np.empty(0, np.uint64)
-        hi, lo = (np.concatenate([part.columns[name][rows] for part, rows in parts]) for name in ("id_hi", "id_lo"))
-        return hi, lo
+        return self.values(positions, "id_hi"), self.values(positions, "id_lo")
+
+    def values(self, positions: npt.NDArray[np.int64], name: str) -> npt.NDArray[Any]:
+        """A fixed-width column at rising positions."""
+        found = [part.columns[name][rows] for part, rows in self._cut(positions)]
+        return np.concatenate(found) if found else np.empty(0, FIXED[name])
+
+    def texts(self, positions: npt.NDArray[np.int64], name: str) -> pa.ChunkedArray:
+        """A column of texts at rising positions."""
+        return pa.chunked_array([part.view.texts_at(name, rows) for part, rows in self._cut(positions)], pa.string())
 
     def record(self, position: int) -> Record:
         """The record at a position, with its access counted up to now."""
@@ -229,6 +249,24 @@ class Snapshot:
             for part, rows in self._cut(positions)
         ]
         return pa.Table.from_batches(batches, schema=schema)
+
+    def summaries(self, names: set[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The memories of level 1 and up that summarise any of these, by links of any time, or summarise one that does,
+        and so on; also such as are forgotten and could be restored. They may quote them.
+        """
+        view, found = self.links, dict.fromkeys(names)
+        code = next((code for code, name in enumerate(self.names) if name == SUMMARIZES), -1)
+        about = view.columns["relation"] == code
+        new = set(names)
+        while new and about.any():
+            sources = set(view.names("src", np.flatnonzero(about & view.at("dst", new)))) - found.keys()
+            levels: dict[tuple[int, int], int] = {}
+            for position in self.positions_with(sources).tolist() if sources else ():
+                name = self.name(position)
+                levels[name] = max(levels.get(name, 0), self.cell(position, "level"))
+            new = {name for name, level in levels.items() if level >= 1}
+            found.update(dict.fromkeys(sorted(new)))
+        return [name for name in found if name not in names]
 
     def _cut(self, positions: npt.NDArray[np.int64]) -> Iterator[tuple[Part, npt.NDArray[np.int64]]]:
         """Rising positions as rows of each part that has some."""
@@ -315,6 +353,22 @@ def record(
         superseded_at=to_datetime(int(c["superseded_at"][row])) if 0 < superseded <= seq else None,
         idempotency_key=c["idempotency_key"][row],
     )
+
+
+def link_table(view: View, rows: npt.NDArray[np.int64], *, names: Sequence[str], seq: int) -> pa.Table:
+    """The table of these links, by `LINK_SCHEMA`, as they stood at the commit `seq`."""
+    c = {name: array[rows] for name, array in view.columns.items()}
+    until = view.valid_to(seq)[rows]
+    arrays = (
+        pa.array(ids.to_texts(c["src_hi"], c["src_lo"]), pa.string()),
+        _named(c["relation"], names),
+        pa.array(ids.to_texts(c["dst_hi"], c["dst_lo"]), pa.string()),
+        pa.array([view.attributes[row] for row in rows.tolist()], pa.string()),
+        _times(c["created_at"], None),
+        _times(c["valid_from"], c["valid_from"] == NEVER),
+        _times(until, until == NEVER),
+    )
+    return pa.Table.from_arrays(list(arrays), schema=LINK_SCHEMA)
 
 
 def _equal(column: npt.NDArray[Any], value: int) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,239 @@
+"""Which memories of a scope point to which others, and when did they? Its links, as columns, in commit order.
+
+A link is a row that is appended once: from a memory, by a relation, to a memory, with attributes, and the times from
+and up to which it holds. What happens to it later is marked with the seq of its commit, as with memories, so that a
+reader's view never changes: that it was ended, and that one of its ends was forgotten. A link is seen only while both
+its ends are here; `restore` of an end brings it back.
+
+The columns are changed under the catalog's lock; a view of the first rows may be taken and kept without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memcore.store.segment import Columns
+
+NEVER = int(np.iinfo(np.int64).min)  # a time that is not given: valid from ever, or for ever
+SUMMARIZES = "summarizes"  # from a summary to what it was made of
+
+FIXED: dict[str, npt.DTypeLike] = {
+    "seq": np.int64,
+    "src_hi": np.uint64,
+    "src_lo": np.uint64,
+    "relation": np.int32,  # a code of the catalog's names
+    "dst_hi": np.uint64,
+    "dst_lo": np.uint64,
+    "created_at": np.int64,
+    "valid_from": np.int64,
+    "valid_to": np.int64,
+    "ended_seq": np.int64,  # 0: never ended; else the seq of the commit that ended it
+    "ended_at": np.int64,  # the time of that commit, which `valid_to` gives way to
+    "forgotten_seq": np.int64,  # 0: both its ends are here; else the seq of the commit that forgot one
+}
+MARKS = ("ended_seq", "ended_at", "forgotten_seq")
+I64 = npt.NDArray[np.int64]
+BOOL = npt.NDArray[np.bool_]
+Name = tuple[int, int]  # an id in two halves
+
+
+class View(NamedTuple):
+    """The first `n` links, with marks that may be later than the view. `attributes` may run on behind them."""
+
+    n: int
+    columns: Columns
+    attributes: Sequence[str | None]
+
+    def seen(self, seq: int) -> BOOL:
+        """Which are here as of a commit: not forgotten."""
+        return _later(self.columns["forgotten_seq"], seq)
+
+    def valid_to(self, seq: int) -> I64:
+        """Up to when each holds, as of a commit; `NEVER` for ever."""
+        c = self.columns
+        until: I64 = np.where(_later(c["ended_seq"], seq), c["valid_to"], c["ended_at"])
+        return until
+
+    def valid(self, seq: int, moment: int) -> BOOL:
+        """Which are here as of a commit and hold at a moment."""
+        until = self.valid_to(seq)
+        holds: BOOL = (self.columns["valid_from"] <= moment) & ((until == NEVER) | (until > moment))
+        return holds & self.seen(seq)
+
+    def at(self, end: str, names: Iterable[Name]) -> BOOL:
+        """Which have one of these memories at an end, "src" or "dst"."""
+        hi, lo = self.columns[f"{end}_hi"], self.columns[f"{end}_lo"]
+        wanted = set(names)
+        if len(wanted) == 1:
+            ((high, low),) = wanted
+            same: BOOL = (lo == np.uint64(low)) & (hi == np.uint64(high))
+            return same
+        found: BOOL = np.isin(lo, np.fromiter((low for _, low in wanted), np.uint64, len(wanted)))
+        rows = np.flatnonzero(found)
+        found[rows] = [name in wanted for name in zip(hi[rows].tolist(), lo[rows].tolist(), strict=True)]
+        return found
+
+    def names(self, end: str, rows: I64) -> list[Name]:
+        """The ids at an end of some links."""
+        return list(zip(*(self.columns[f"{end}_{half}"][rows].tolist() for half in ("hi", "lo")), strict=True))
+
+
+class Linked(NamedTuple):
+    """A link as a file tells it: its scope, its ends, and the other columns by their names."""
+
+    scope: tuple[str, str]
+    src: Name
+    relation: str
+    dst: Name
+    attributes: str | None
+    created_at: int
+    valid_from: int
+    valid_to: int
+    place: int  # of its row in the file
+
+
+def _later(marked: I64, seq: int) -> BOOL:
+    """Where a mark is not set, or was set after a commit."""
+    later: BOOL = (marked == 0) | (marked > seq)
+    return later
+
+
+_EMPTY: Columns = {name: np.empty(0, dtype=dtype) for name, dtype in FIXED.items()}
+NO_LINKS = View(0, _EMPTY, ())
+
+
+class Mark(NamedTuple):
+    """A change of one of the `MARKS`, and what was there before."""
+
+    row: int
+    name: str
+    before: int
+
+
+class LinkTable:
+    """The writer's side. Every change can be taken back until it is shown."""
+
+    __slots__ = ("_arrays", "_attributes", "marks", "n", "shown")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.shown = 0  # rows that were there when it was last shown
+        self.marks: list[Mark] = []  # since then
+        self._arrays = _EMPTY
+        self._attributes: list[str | None] = []
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was done since it was last shown."""
+        return self.n > self.shown or bool(self.marks)
+
+    def changed(self) -> list[int]:
+        """The rows that were added or marked since it was last shown."""
+        return sorted({*range(self.shown, self.n), *(mark.row for mark in self.marks)})
+
+    def view(self) -> View:
+        return View(self.n, {name: array[: self.n] for name, array in self._arrays.items()}, self._attributes)
+
+    def append(self, columns: Columns, attributes: Sequence[str | None]) -> None:
+        """Appends links with rising seqs; the marks that `columns` lacks are 0."""
+        begin, end = self.n, self.n + len(attributes)
+        if end > len(self._arrays["seq"]):
+            room = max(16, 2 * begin, end)
+            self._arrays = {
+                name: np.concatenate([array[:begin], np.zeros(room - begin, dtype=array.dtype)])
+                for name, array in self._arrays.items()
+            }
+        for name, array in self._arrays.items():
+            array[begin:end] = columns.get(name, 0)
+        self._attributes[begin:] = attributes  # over what an append that was interrupted has left there
+        self.n = end  # the last step: an exception before it leaves the table as it was
+
+    def put(self, row: int, name: str, value: int) -> None:
+        """Sets one of the `MARKS`."""
+        self.marks.append(Mark(row, name, int(self._arrays[name][row])))
+        self._arrays[name][row] = value
+
+    def end(self, row: int, seq: int, at: int) -> None:
+        """Ends a link by the commit `seq`, at a time."""
+        self.put(row, "ended_at", at)
+        self.put(row, "ended_seq", seq)
+
+    def forget(self, names: set[Name], seq: int, *, again: bool) -> None:
+        """Marks the links of these memories as not to be seen; `again` those too that an earlier commit has marked."""
+        view = self.view()
+        touched = view.at("src", names) | view.at("dst", names)
+        for row in np.flatnonzero(touched & (again | (view.columns["forgotten_seq"] == 0))).tolist():
+            self.put(row, "forgotten_seq", seq)
+
+    def forgotten(self, names: set[Name]) -> list[tuple[int, Name, Name]]:
+        """The links of these memories that are marked as not to be seen, and both their ends."""
+        view = self.view()
+        rows = np.flatnonzero((view.at("src", names) | view.at("dst", names)) & (view.columns["forgotten_seq"] != 0))
+        return list(zip(rows.tolist(), view.names("src", rows), view.names("dst", rows), strict=True))
+
+    def take_in(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Rows of the journal, in the order of their seqs, as (seq, src, relation, dst, attributes, times and marks …):
+        those that are here get their marks, and the others are appended. Shown at once.
+        """
+        if not rows:
+            return
+        seqs, sources, relations, targets, attributes, *cells = (list(column) for column in zip(*rows, strict=True))
+        columns: Columns = {"seq": np.array(seqs, np.int64), "relation": np.array(relations, np.int32)}
+        for end, blobs in (("src", sources), ("dst", targets)):
+            halves = np.frombuffer(b"".join(blobs), dtype=">u8").astype(np.uint64).reshape(len(rows), 2)
+            columns[f"{end}_hi"], columns[f"{end}_lo"] = halves[:, 0], halves[:, 1]
+        for name, values in zip(("created_at", "valid_from", "valid_to", *MARKS), cells, strict=True):
+            columns[name] = np.array([NEVER if value is None else value for value in values], np.int64)
+        last = self._arrays["seq"][self.n - 1] if self.n else 0
+        known = int(np.searchsorted(columns["seq"], last, side="right"))
+        at = np.searchsorted(self._arrays["seq"][: self.n], columns["seq"][:known])
+        for name in MARKS:
+            self._arrays[name][at] = columns[name][:known]
+        self.append({name: values[known:] for name, values in columns.items()}, attributes[known:])
+        self.show()
+
+    def cells(self, row: int) -> tuple[Any, ...]:
+        """A row for the journal, as `take_in` takes it."""
+        c = {name: int(array[row]) for name, array in self._arrays.items()}
+        ends = (b"".join(c[f"{end}_{half}"].to_bytes(8, "big") for half in ("hi", "lo")) for end in ("src", "dst"))
+        times = (None if c[name] == NEVER else c[name] for name in ("valid_from", "valid_to"))
+        source, target = ends
+        marks = (c[name] for name in MARKS)
+        return c["seq"], source, c["relation"], target, self._attributes[row], c["created_at"], *times, *marks
+
+    def show(self) -> None:
+        """What was done is no longer to be taken back."""
+        self.shown, self.marks = self.n, []
+
+    def save(self) -> tuple[int, int]:
+        return self.n, len(self.marks)
+
+    def take_back(self, save: tuple[int, int]) -> None:
+        """All as it was at the save. Rows behind it are written over by the next ones: no reader has them."""
+        n, marks = save
+        for mark in reversed(self.marks[marks:]):
+            self._arrays[mark.name][mark.row] = mark.before
+        del self.marks[marks:]
+        self.n = min(n, self.n)  # fewer, if it was read from disk anew since then, and some were gone
+
+    def sweep(self, commits: set[int]) -> int:
+        """Drops the links that these commits have forgotten; how many. Shown at once, in new arrays: readers keep the
+        old ones.
+        """
+        gone = np.isin(self._arrays["forgotten_seq"][: self.n], np.fromiter(commits, np.int64, len(commits)))
+        kept = np.flatnonzero(~gone)
+        dropped = self.n - len(kept)
+        if dropped:
+            self._arrays = {name: array[kept] for name, array in self._arrays.items()}
+            self._attributes = [self._attributes[row] for row in kept.tolist()]
+            self.n = len(kept)
+            self.show()
+        return dropped
+
+    def nbytes(self) -> int:
+        texts = sum(len(text) for text in self._attributes if text is not None)
+        return sum(int(array.nbytes) for array in self._arrays.values()) + texts + 8 * len(self._attributes)
