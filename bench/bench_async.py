@@ -23,7 +23,7 @@ import memcore
 from bench import corpus
 
 DIM, TURNS = 256, 7
-ROWS = {1: 1_000, 8: 4_000, 64: 12_800}  # a turn, by the number of tasks
+ROWS = {1: 500, 8: 2_000, 64: 6_400}  # a turn, by the number of tasks
 Remember = Callable[[str, Any], Awaitable[Any]]
 
 

@@ -54,7 +54,7 @@ from memcore.schema import Records
 ROOT = Path(__file__).parents[1]
 FRESH = 10  # loops that go on with one store
 THREADS = 3  # of a process at most
-MOST = 1500  # lines that a process tells before it is killed if it hasn't come to its place
+LINES = 1200  # that a process tells at most before it is killed, also if it hasn't come to its place
 SORTS = ("lost", "torn", "resurrected", "wrong")
 Progress = Callable[[int, int], None]
 
@@ -296,9 +296,11 @@ class Store:
         """Finds out whose vectors the store has: those that were told last, or, if `reembed` was under way, its own."""
         lines = [line for process in processes for line in process.lines]
         done = [line["answer"]["embedder"] for line in lines if line["told"] == "done" and "embedder" in line["answer"]]
-        begun = sum(line["told"] == "begin" and line["deed"]["do"] == "reembed" for line in lines)
+        begun = [line["writer"] for line in lines if line["told"] == "begin" and line["deed"]["do"] == "reembed"]
+        last = {line["writer"]: line for line in lines if line["told"] in ("begin", "done", "wrong")}
+        under_way = any(last[writer]["told"] != "done" for writer in begun)
         found = mem._engine.catalog.fingerprint
-        if begun == len(done) and mem.stats()["memories"] and found != (done[-1] if done else self.embedder):
+        if not under_way and mem.stats()["memories"] and found != (done[-1] if done else self.embedder):
             report.add(loop, "lost", f"the store was embedded with {done[-1:] or self.embedder}, and has {found}")
         self.embedder = found if self.embedder and found else self.embedder
 
@@ -426,7 +428,7 @@ class Plan:
     weights: dict[str, float]
 
     @classmethod
-    def drawn(cls, rng: random.Random, *, fresh: bool, embedded: bool) -> Plan:
+    def drawn(cls, rng: random.Random, *, fresh: bool, embedded: bool, lines: int = LINES) -> Plan:
         """`fresh`: the store is made in this loop. `embedded`: it has an embedder, and its vectors are changed."""
         staged = [name for name in places() if any(part in name for part in STAGED)]
         names = [name for name in places() if name not in NEW and (embedded or name not in staged)]
@@ -441,7 +443,7 @@ class Plan:
             threads=tuple(rng.randint(1, THREADS) for _ in range(1 if embedded else rng.choice((1, 2)))),
             place=place,
             nth=rng.choice((1, 1, 2, 3, 5)) * (rng.choice((1, 10, 40)) if "commit" in place else 1),
-            lines=rng.randint(2, 1200),
+            lines=rng.randint(2, lines) if rare == 1 else lines,
             pause=rng.random() * (0.2 if place == "while opening" else 0.02),
             survivor=rng.choice(("stop", "kill")),
             seal_rows=rng.choice((10, 50, 200, 1000)[: 4 if rare == 1 else 3]),
@@ -455,6 +457,7 @@ def run(
     seed: int,
     folder: Path,
     *,
+    lines: int = LINES,
     progress: Progress = lambda done, of: None,
 ) -> Report:
     """So many loops on stores in a folder. A store in which something was wrong is kept there, and left at that."""
@@ -467,7 +470,7 @@ def run(
             fresh = loop % FRESH == 0 or store.path.with_suffix(".kept").exists()
             if fresh:
                 store = Store(folder / f"store {loop}", EMBEDDERS[0] if loop // FRESH % 2 else None)
-            plan = Plan.drawn(rng, fresh=fresh, embedded=store.embedder is not None)
+            plan = Plan.drawn(rng, fresh=fresh, embedded=store.embedder is not None, lines=lines)
             chosen = [waiting.pop(0) for _ in plan.threads]
             waiting += [Process() for _ in plan.threads]
             faults = len(report.faults)
@@ -476,6 +479,9 @@ def run(
             report.seconds = time.monotonic() - began
             if len(report.faults) > faults:
                 shutil.copytree(store.path, store.path.with_suffix(".kept"), dirs_exist_ok=True)
+                for number, process in enumerate(chosen):
+                    told = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in process.lines)
+                    (store.path.with_suffix(".kept") / f"loop {loop}, process {number}.jsonl").write_text(told)
             elif (loop + 1) % FRESH == 0:
                 shutil.rmtree(store.path, ignore_errors=True)
             progress(loop + 1, loops)
@@ -504,15 +510,13 @@ def one_loop(store: Store, plan: Plan, chosen: Sequence[Process], loop: int, see
     victim, *others = chosen
     if plan.place == "while opening":
         time.sleep(plan.pause)
-    elif plan.place == "at random":
+    else:
         victim.wait(plan.lines)
         time.sleep(plan.pause)
-    else:
-        victim.wait(MOST)
     victim.kill()
     victim.end()
     for other in others:
-        other.wait(len(other.lines) + plan.lines // 4)  # it goes on, and takes over what the dead one has left
+        other.wait(len(other.lines) + min(plan.lines, 300))  # it goes on, and takes over what the dead one has left
         if plan.survivor == "stop":
             other.stop()
         else:

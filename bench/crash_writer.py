@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow  # noqa: F401  # before the line from stdin comes
@@ -63,8 +64,16 @@ def die_at(place: str, nth: int) -> None:
 class Writer(threading.Thread):
     """One sequence of deeds, of which the memories are its own."""
 
-    def __init__(self, mem: memcore.Memory, share: Share, told: dict[str, Any], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        mem: memcore.Memory,
+        share: Share,
+        told: dict[str, Any],
+        stop: threading.Event,
+        tell: Callable[..., None] = tell,
+    ) -> None:
         super().__init__(daemon=True)
+        self.tell = tell
         self.mem, self.share, self.loop, self.stopped = mem, share, told["loop"], stop
         self.ops = mem.scope(**share.scope)
         self.rng = random.Random(f"{told['seed']} {self.loop} {share.number}")
@@ -75,19 +84,22 @@ class Writer(threading.Thread):
         number = 0
         while not self.stopped.is_set():
             deed = self.share.next(self.rng, self.weights, self.loop, number)
-            tell(told="begin", writer=self.share.number, deed=deed)
+            self.tell(told="begin", writer=self.share.number, deed=deed)
             began = time.monotonic()
             try:
-                answer = self.do(deed)
+                try:
+                    answer = self.do(deed)
+                except memcore.EmbedderMismatch:  # `reembed` came between embedding and writing; nothing was written
+                    answer = self.do(deed)
                 fault = self._maintenance().fault
                 if fault is not None:
                     raise fault
                 self.share.apply(deed, answer, (began, time.monotonic()))
             except Exception as fault:
                 sort = fault.sort if isinstance(fault, Wrong) else "wrong"
-                tell(told="wrong", writer=self.share.number, sort=sort, text=traceback.format_exc())
+                self.tell(told="wrong", writer=self.share.number, sort=sort, text=traceback.format_exc())
                 return
-            tell(told="done", writer=self.share.number, answer=answer)
+            self.tell(told="done", writer=self.share.number, answer=answer)
             number += 1
 
     def do(self, deed: Deed) -> Answer:
@@ -121,8 +133,11 @@ class Writer(threading.Thread):
         if do == "cool":
             return {"ids": ops.prune(importance_below=deed["below"], recency_below=0.99).ids}
         if do == "reembed":
-            done = self.mem.stats()["embedder"]["fingerprint"]
-            return {"embedder": self.mem.reembed(Embedder(EMBEDDERS[done == EMBEDDERS[0]])).embedder}
+            other = Embedder(EMBEDDERS[self.mem.stats()["embedder"]["fingerprint"] == EMBEDDERS[0]])
+            try:
+                return {"embedder": self.mem.reembed(other).embedder}
+            except memcore.StoreLocked:  # the others write faster than it embeds; nothing was changed
+                return {}
         if do == "compact":
             self.mem.compact()
         elif do == "seal":

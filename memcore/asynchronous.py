@@ -157,6 +157,7 @@ class AsyncMemory(AsyncScope):
     prune = _done(Memory.prune)
     restore = _done(Memory.restore)
     stats = _read(Memory.stats)
+    verify = _done(Memory.verify)
     reembed = _done(Memory.reembed)
     compact = _done(Memory.compact)
 

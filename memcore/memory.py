@@ -678,24 +678,26 @@ class Scope:
             return *halves, [name for name in about if name in there]
 
         def settled(
-            hot: Snapshot, whole: Callable[[], Snapshot]
-        ) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
-            """The cold tier is read only where what is asked for may not be in the hot one, all of it."""
+            hot: Callable[[], Snapshot], whole: Callable[[], Snapshot]
+        ) -> tuple[int, tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]]:
+            """What is named, as of a commit. The cold tier is read only if the hot one may not have all of it."""
             if asked is not None and not erase:
-                found = named_in(hot)
+                snapshot = hot()
+                found = named_in(snapshot)
                 if len(found[0]) == len(set(asked)):
-                    return found
-            return named_in(whole())
+                    return snapshot.seq, found
+            snapshot = whole()
+            return snapshot.seq, named_in(snapshot)
 
-        before = engine.catalog.snapshot(self._name)
-        found = settled(before, lambda: engine.catalog.whole(self._name))  # not under the lock: a filter that reads all metadata takes its time
+        # Not under the lock: a filter that reads all metadata takes its time.
+        seq, found = settled(lambda: engine.catalog.snapshot(self._name), lambda: engine.catalog.whole(self._name))
 
         def let_go(catalog: Catalog) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
             partition = catalog.partition(self._name)
             now_there = found
-            if partition.shown.seq != before.seq or partition.pending:
-                now_there = settled(
-                    catalog.as_written(self._name, partition, cold=False),
+            if partition.shown.seq != seq or partition.pending:
+                _, now_there = settled(
+                    lambda: catalog.as_written(self._name, partition, cold=False),
                     lambda: catalog.as_written(self._name, partition),
                 )
             names = {*zip(*(half.tolist() for half in now_there[:2]), strict=True), *now_there[2]}

@@ -114,7 +114,6 @@ class Catalog:
         self.quiet: list[threading.RLock] = []  # what a fork waits for, beside the catalog's own lock
         self.place: Place = Tables() if journal is None else Folder(journal.directory / COLD)
         self._shelf = Shelf(self.place)
-        self.on_fork.append(self._shelf.forked)
         self._codes: dict[str, int] = {}
         self._ids = ids.IdMaker()
         self._others: object = None  # `Journal.changes_by_others` when a transaction began last
@@ -141,7 +140,11 @@ class Catalog:
 
     def known_code(self, name: str) -> int:
         """The code of a name, or -1, which no row has."""
-        return self._codes.get(name, -1)
+        code = self._codes.get(name)
+        if code is None:
+            self.look()  # another process may have made it
+            code = self._codes.get(name, -1)
+        return code
 
     # Reading
 

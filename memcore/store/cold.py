@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -358,15 +357,14 @@ class _Entry(NamedTuple):
 
 
 class Shelf:
-    """Cold files as segments. What was read last stays in RAM, up to `HELD_BYTES`."""
+    """Cold files as segments. What was read last stays in RAM, up to `HELD_BYTES`.
+
+    Any thread may ask, without a lock, which a signal's handler could leave locked: each step on the dict is one call.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._held: OrderedDict[str, _Entry] = OrderedDict()
-        self._lock = threading.Lock()  # of what is held
-
-    def forked(self) -> None:
-        self._lock = threading.Lock()
+        self._held: OrderedDict[str, _Entry] = OrderedDict()  # what was used last at the end
 
     def segments(self, cold: Cold, dim: int, fingerprint: str | None, codes: Mapping[str, int]) -> list[Segment]:
         """The rows of a scope's cold tier, those that are gone too, a segment each file, in the order of their seqs.
@@ -380,10 +378,9 @@ class Shelf:
     def _segment(
         self, file: ColdFile, cold: Cold, dim: int, fingerprint: str | None, codes: Mapping[str, int]
     ) -> Segment:
-        with self._lock:
-            entry = self._held.get(file.file)
-            if entry is not None:
-                self._held.move_to_end(file.file)
+        entry = self._held.get(file.file)
+        if entry is not None:
+            self._keep(file.file)
         if entry is None or (entry.dim, entry.fingerprint) != (dim, fingerprint):
             made = _read(self.place.read(file.file), file.file, dim, fingerprint, codes)
             entry = _Entry(dim, fingerprint, made, np.zeros(made.n, np.int64), made)
@@ -395,13 +392,21 @@ class Shelf:
             self._hold(file.file, entry)
         return entry.marked
 
-    def _hold(self, name: str, entry: _Entry) -> None:
-        with self._lock:
-            self._held[name] = entry
+    def _keep(self, name: str) -> None:
+        with contextlib.suppress(KeyError):  # another thread has let go of it
             self._held.move_to_end(name)
-            total = sum(held.segment.nbytes() for held in self._held.values())
-            while total > HELD_BYTES and len(self._held) > 1:
-                total -= self._held.popitem(last=False)[1].segment.nbytes()
+
+    def _hold(self, name: str, entry: _Entry) -> None:
+        self._held[name] = entry
+        self._keep(name)
+        every = list(self._held.items())
+        sizes = [held.segment.nbytes() for _, held in every]
+        total = sum(sizes)
+        for (old, _), size in zip(every[:-1], sizes[:-1], strict=True):
+            if total <= HELD_BYTES:
+                break
+            self._held.pop(old, None)
+            total -= size
 
 
 def _read(table: pa.Table, name: str, dim: int, fingerprint: str | None, codes: Mapping[str, int]) -> Segment:

@@ -146,6 +146,7 @@ def open_directory(path: object, *, durability: object, lock_timeout: object) ->
             opened.users += 1  # first of all: its last `Memory` may be garbage, and be collected at any moment
         else:
             _make_catalog(real)
+            _check_wal(real)
             opened = Directory(real, Catalog(Journal(real, durability=chosen, lock_timeout=patience)))
         try:
             if real in _open:
@@ -247,14 +248,24 @@ def directory_of(path: object) -> Path:
 def _make_folder(directory: Path) -> None:
     try:
         (directory / SEGMENTS).mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as fault:
-        raise StoreError(
-            f"{directory} is a file ({fault.strerror}); a store is a directory: pass another path"
-        ) from fault
     except OSError as fault:
+        if os.path.lexists(directory) and not directory.is_dir():
+            raise StoreError(
+                f"{directory} is a file ({fault.strerror}); a store is a directory: pass another path"
+            ) from fault
         raise StoreReadOnly(
             f"cannot make the store {directory}: {fault.strerror}; pass a path that can be written"
         ) from fault
+
+
+def _check_wal(directory: Path) -> None:
+    """Refuses a store of which SQLite would pass over commits, without a word, and then write over them. 4 MB: 12 ms."""
+    wal = wal_of(directory, ours=True)
+    if wal.fault is not None:
+        raise StoreCorrupt(
+            f"{directory / CATALOG}-wal is damaged: {wal.fault}; nothing was changed. Run memcore verify --repair to go "
+            "on with what is whole, or restore the store from an export"
+        )
 
 
 _OF_A_STORE = ("segments/*.arrow", "cold/**/*.parquet", f"{CATALOG}-wal")

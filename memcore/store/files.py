@@ -9,6 +9,7 @@ rows of one scope, within one record batch. The catalog tells where the parts ar
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -147,8 +148,6 @@ def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 def write_fault(path: Path, fault: OSError) -> StoreError:
     """What to say of a file that could not be written."""
-    import errno
-
     if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StoreFull(f"cannot write {path}: {fault.strerror}; what was acknowledged is safe: free space there")
     return StoreError(f"cannot write {path}: {fault.strerror or fault}; check its folder")
@@ -293,7 +292,8 @@ class SegmentFile:
         except FileNotFoundError:
             raise
         except PermissionError as fault:
-            raise StoreError(f"cannot read {path}: {fault.strerror}; check its permissions") from fault
+            reason = os.strerror(fault.errno or errno.EACCES)
+            raise StoreError(f"cannot read {path}: {reason}; check its permissions") from fault
         except (pa.ArrowException, OSError) as fault:
             raise corrupt(path, fault) from fault
 

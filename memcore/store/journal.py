@@ -445,8 +445,8 @@ class Journal:
         primary = code & 0xFF
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreLocked(
-                f"the store {self.directory} is locked by {self._holder()} for more than {self.lock_timeout:g} s; "
-                "nothing was written: try again, or end that process"
+                f"the store {self.directory} has been locked by {self._holder()} for more than "
+                f"{self.lock_timeout:g} s; nothing was written: try again, or end that process"
             )
         if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and self._no_room()):
             return StoreFull(

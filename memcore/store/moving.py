@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memcore.store.catalog import Catalog, Forgetting, Name
+from memcore.store.catalog import Catalog, Forgetting, Name, taken
 from memcore.store.cold import ColdFile
 from memcore.store.partition import WORKING, Partition, Ref
-from memcore.store.segment import TEXTS, Columns
+from memcore.store.segment import TEXTS, Columns, Segment
 from memcore.store.snapshot import Snapshot
 
 I64 = npt.NDArray[np.int64]
@@ -94,13 +94,18 @@ def bring_back(catalog: Catalog, scope: Name, refs: Iterable[Ref], now: int) -> 
     lock.
     """
     partition = catalog.partition(scope)
-    ordered = sorted(refs, key=lambda ref: ref.get("seq"))
-    old, n = np.array([ref.get("seq") for ref in ordered], dtype=np.int64), len(ordered)
-    parts = [ref.columns() for ref in ordered]
+    rows: dict[Segment, list[int]] = {}
+    for ref in refs:
+        rows.setdefault(ref.segment, []).append(ref.row)
+    parts = [segment.batch(np.array(mine, dtype=np.int64)) for segment, mine in rows.items()]
     columns: Columns = {
-        name: [part[name][0] for part in parts] if name in TEXTS else np.concatenate([part[name] for part in parts])
+        name: [text for part in parts for text in part[name]]
+        if name in TEXTS
+        else np.concatenate([part[name] for part in parts])
         for name in parts[0]
     }
+    columns = taken(columns, np.argsort(columns["seq"]))
+    old, n = columns["seq"], len(columns["seq"])
     lasts = (columns["superseded_seq"] == 0) | columns["lapsed"]
     columns["seq"] = np.arange(catalog.seq + 1, catalog.seq + 1 + n, dtype=np.int64)
     # No snapshot that holds an old version sees it stand: what replaced it comes with it.

@@ -159,16 +159,17 @@ def _committed(index: Path, wal: Path) -> int:
 @dataclass(slots=True)
 class Found:
     """What was found of a table: its rows, and whether they are all. `gaps` are the ranges (after, up to) of row
-    numbers whose pages cannot be read.
+    numbers whose pages cannot be read; `bad` are rows that are not as they were written.
     """
 
     rows: list[Row] = field(default_factory=list)
+    bad: list[Row] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     known: bool = False  # whether its root was found
 
     @property
     def complete(self) -> bool:
-        return self.known and not self.gaps
+        return self.known and not self.gaps and not self.bad
 
 
 FIRST, LAST = -(2**63), 2**63 - 1
@@ -385,9 +386,9 @@ def tables(path: Path, fits: dict[str, Callable[[Row], bool]]) -> dict[str, Foun
     made: dict[str, Found] = {}
     for name, fit in fits.items():
         found = image.table(roots[name]) if name in roots else Found(gaps=[(FIRST, LAST)])
-        bad = [row for row in found.rows if not fit(row)]
-        found.gaps += [(row[0] - 1, row[0]) for row in bad]
-        found.rows = [row for row in found.rows if fit(row)]
+        every, found.rows = found.rows, []
+        for row in every:
+            (found.rows if fit(row) else found.bad).append(row)
         made[name] = found
     for name, root in roots.items():  # so that their rows are not taken for those of a table that lacks some
         if name not in fits:

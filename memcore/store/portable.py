@@ -197,12 +197,22 @@ def _tables(
     snapshots: Sequence[Snapshot], links: Sequence[Linking], selection: Selection, *, with_links: bool
 ) -> Iterator[pa.Table]:
     for snapshot, mine in zip(snapshots, links, strict=True):
-        for part, mask in _masks(snapshot, selection):
-            positions = part.base + (np.arange(part.n) if mask is EVERY else np.flatnonzero(mask))
-            for start in range(0, len(positions), _BATCH):
-                chunk = positions[start : start + _BATCH]
-                table = snapshot.table(chunk)
-                yield table.append_column(_LINKS, _linked(snapshot, mine, chunk)) if with_links else table
+        for chunk in _chunks(snapshot, selection):
+            table = snapshot.table(chunk)
+            yield table.append_column(_LINKS, _linked(snapshot, mine, chunk)) if with_links else table
+
+
+def _chunks(snapshot: Snapshot, selection: Selection) -> Iterator[npt.NDArray[np.int64]]:
+    """The positions that the selection sees, so many at once wherever the parts end: the same rows, the same file."""
+    left = np.empty(0, dtype=np.int64)
+    for part, mask in _masks(snapshot, selection):
+        mine = part.base + (np.arange(part.n) if mask is EVERY else np.flatnonzero(mask))
+        positions = np.concatenate([left, mine])
+        whole = len(positions) // _BATCH * _BATCH
+        yield from np.split(positions[:whole], whole // _BATCH) if whole else ()
+        left = positions[whole:]
+    if len(left):
+        yield left
 
 
 def _linked(snapshot: Snapshot, links: Linking, positions: npt.NDArray[np.int64]) -> pa.Array:

@@ -42,6 +42,7 @@ from memcore.store.verify import (
     RepairReport,
     VerifyReport,
     check,
+    connect,
     crc_of_row,
     quiet,
     wal_of,
@@ -153,6 +154,7 @@ class _Repair:
         self.dim = 0
         self.state: Row | None = None
         self.catalog: dict[str, Found] = {}
+        self.others: dict[str, list[Row]] = {}
         self.journal: list[Row] = []
         self.fell_back: list[str] = []
         self.at_risk: list[str] = []
@@ -171,6 +173,8 @@ class _Repair:
         self._files(first["segments"])
         names = [*_KNOWN, *(name for name in journal.columns_of_tables() if name not in _KNOWN)]
         self.catalog = self._found({name: self._fits(name) for name in names})
+        if self.sound:
+            self._read_others()
         self._names()
         self._rows()
         self.ledger.close()
@@ -185,14 +189,12 @@ class _Repair:
         """Whether SQLite can read the catalog as a whole."""
         if not path.is_file() or not path.stat().st_size or read_wal(path.with_name(f"{CATALOG}-wal")).fault:
             return False
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(self._connect(path)) as connection:
+        broken = (sqlite3.Error, UnicodeDecodeError)  # a message of SQLite's with a damaged name in it is not UTF-8
+        with contextlib.suppress(*broken), contextlib.closing(connect(path)) as connection:
             here = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
             lines: list[tuple[str]] = connection.execute("PRAGMA integrity_check(1)").fetchall()
             return lines == [("ok",)] and here >= set(journal.columns_of_tables())
         return False
-
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        return journal.connect(path, "full", "mode=ro", 10.0)
 
     def _found(self, fits: Mapping[str, Callable[[Row], bool]]) -> dict[str, Found]:
         """The rows of some tables of the catalog that are whole, from SQLite or from the pages."""
@@ -201,19 +203,25 @@ class _Repair:
             # a row number is stored beside its record, in which its column is empty
             found = tables(path, {name: _paged(fit) for name, fit in fits.items()})
             for table in found.values():
-                table.rows = [(row[0], *row[2:]) for row in table.rows]
+                table.rows, table.bad = ([(row[0], *row[2:]) for row in rows] for rows in (table.rows, table.bad))
             return found
         made: dict[str, Found] = {}
-        with contextlib.closing(self._connect(path)) as connection:
+        with contextlib.closing(connect(path)) as connection:
             for name, fit in fits.items():
                 table = made[name] = Found(known=True)
                 columns = ", ".join(journal.columns_of_tables()[name])
                 for row in connection.execute(f"SELECT {columns} FROM {name}"):
-                    if fit(row):
-                        table.rows.append(row)
-                    else:
-                        table.gaps.append((row[0] - 1, row[0]))
+                    (table.rows if fit(row) else table.bad).append(row)
         return made
+
+    def _read_others(self) -> None:
+        """Tables without row numbers, which pages alone would not tell: as SQLite reads them."""
+        listed = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND wr AND name <> 'parts'"
+        with contextlib.closing(connect(self.directory / CATALOG)) as connection:
+            for (name,) in connection.execute(listed).fetchall():
+                rows = connection.execute(f"SELECT * FROM {name}").fetchall()
+                if rows:
+                    self.others[name] = rows
 
     def _fits(self, name: str) -> Callable[[Row], bool]:
         """Tells whether a row is one of a table, as it was written."""
@@ -397,8 +405,13 @@ class _Repair:
             self.ledger.add(number, 0, columns, columns["key"])
         self.kept["rows"] += len(self.journal)
         last = self.state[2] if self.state is not None else 0
-        if not found.complete:
-            seqs = sorted(row[0] for row in self.journal)
+        for row in found.bad:
+            if row[0] > upto and row[0] not in rows:
+                self.lost["rows"] += 1
+                if len(row) > 2 and isinstance(row[2], bytes) and len(row[2]) == 16:
+                    self.lost_ids[ids.to_text(*_halves(row[2]))] = None
+        if found.gaps or not found.known:
+            seqs = sorted({row[0] for row in [*self.journal, *found.bad]})
             most = sum(_between(gap, upto, last or upto + len(seqs)) for gap in found.gaps)
             held = sum(any(after < seq <= to for after, to in found.gaps) for seq in seqs)
             if most > held:
@@ -446,7 +459,7 @@ class _Repair:
         c = self.ledger.columns
         marked = np.isin(c["seq"], np.fromiter(self.marks, np.int64, len(self.marks)))
         risk = np.zeros(len(c["seq"]), dtype=np.bool_)
-        for after, upto in found.gaps:
+        for after, upto in [*found.gaps, *((row[0] - 1, row[0]) for row in found.bad)]:
             risk |= (c["seq"] > after) & (c["seq"] <= upto)
         risk &= ~marked & (c["forgotten_seq"] == 0)
         self.at_risk = self.ledger.names(np.flatnonzero(risk))
@@ -510,7 +523,7 @@ class _Repair:
         self._swap(new)
         report = RepairReport(
             f"{ASIDE}/{self.aside.name}",
-            +self.kept, +self.rebuilt, +self.lost, list(self.lost_ids), self.at_risk, self.fell_back,
+            dict(+self.kept), dict(+self.rebuilt), dict(+self.lost), list(self.lost_ids), self.at_risk, self.fell_back,
             sorted(path.relative_to(self.aside).as_posix() for path in self.aside.rglob("*") if path.is_file()),
             self.notes,
         )  # fmt: skip
@@ -580,23 +593,13 @@ class _Repair:
                     self.kept[name] = done
                 if not found.complete:
                     self.notes.append(f"some rows of the table {name} are lost; how many is not known")
-        if self.sound:
-            self._without_numbers(connection)
+        for name, rows in self.others.items():
+            connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         state = (self.state or (1, FORMAT, 0, 0, 0, 0, 0, None))[2:8]
         connection.execute(
             "UPDATE state SET seq = ?, generation = ?, touched = ?, sealed_upto = ?, dim = ?, fingerprint = ?",
             (self.seq, state[1] + 1, state[2] + 1, max(self.upto, state[3]), self.dim, state[5]),
         )
-
-    def _without_numbers(self, connection: sqlite3.Connection) -> None:
-        """Tables without row numbers, which pages alone would not tell: as SQLite reads them."""
-        with contextlib.closing(self._connect(self.directory / CATALOG)) as old:
-            named = old.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND wr").fetchall()
-            for (name,) in named:
-                if name != "parts":
-                    rows = old.execute(f"SELECT * FROM {name}").fetchall()
-                    if rows:
-                        connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
 
     def _forgettings(self, connection: sqlite3.Connection) -> None:
         """Tells of the commits that have forgotten rows which are still here, and that are not told."""
@@ -689,12 +692,16 @@ _VECTOR = journal.ROW.index("vector")
 _CODES = tuple(journal.ROW.index(name) for name in ("session", "role", "source"))
 _OWN_FITS: dict[str, Callable[[Row], bool]] = {
     "state": lambda row: row[0] == 1 and row[1] == FORMAT,
-    "scopes": lambda row: row[0] > 0 and all(isinstance(text, str) and text for text in row[1:]),
-    "names": lambda row: row[0] >= 0 and isinstance(row[1], str) and bool(row[1]),
+    "scopes": lambda row: row[0] > 0 and all(map(_is_text, row[1:])),
+    "names": lambda row: row[0] >= 0 and _is_text(row[1]),
     "segments": lambda row: (
         isinstance(row[1], str) and row[1].endswith(".arrow") and all(isinstance(n, int) and n >= 0 for n in row[2:])
     ),
 }
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _paged(fit: Callable[[Row], bool]) -> Callable[[Row], bool]:

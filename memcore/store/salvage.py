@@ -124,9 +124,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     if not found:
         with contextlib.suppress(*FAULTS):
             mapped.seek(8)  # behind the mark of a file lies a stream
-            stream = pa.ipc.open_stream(mapped)
-            while True:
-                yield stream.read_next_batch()
+            yield from pa.ipc.open_stream(mapped)
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Rows]:

@@ -44,6 +44,7 @@ CREATE TABLE kept {_TABLE};
 CREATE TABLE heads (place INTEGER PRIMARY KEY, {", ".join(_HEAD)});
 CREATE TABLE fresh {_TABLE};
 CREATE TABLE links (number INTEGER PRIMARY KEY, {", ".join(_LINK)});
+CREATE TABLE linked (number INTEGER PRIMARY KEY, {", ".join(_LINK)});
 CREATE TABLE ordered (rank INTEGER PRIMARY KEY, place, {", ".join(_HEAD)});
 CREATE TABLE settled (rank INTEGER PRIMARY KEY, twin, previous, next, at);
 CREATE TABLE here (scope, id, PRIMARY KEY (scope, id)) WITHOUT ROWID;
@@ -199,7 +200,7 @@ class Spool:
         """Puts the rows with ids into their order, and settles which of them stand when all are in.
 
         `known` tells which memories of a scope are here already: those are left alone, and claim no key. No version of
-        a memory stands but the last, and one row a key: the one ingested later.
+        a memory stands but the last, and one row a key: the one ingested later. Links go in as they were made.
         """
         with _telling():
             run = self._db.execute
@@ -214,6 +215,8 @@ class Spool:
             )
             self._db.executemany("INSERT INTO settled VALUES (?, ?, ?, ?, ?)", settled)
             self._db.executemany(_LOSE, list(self._losers()))
+            columns = ", ".join(_LINK)
+            run(f"INSERT INTO linked ({columns}) SELECT {columns} FROM links ORDER BY created_at, number")
 
     def _find_known(self, code: int, scope: Scope, known: Callable[[Scope, set[Name]], set[Name]]) -> None:
         ids = (row[0] for row in self._select("SELECT DISTINCT id FROM ordered WHERE scope = ? ORDER BY id", code))
@@ -276,7 +279,7 @@ class Spool:
                 done, room, fresh = done + len(rows), room - len(rows), self._rows(rows)
             if room and done >= self._kept + self._fresh:
                 rows = self._db.execute(
-                    f"SELECT {', '.join(_LINK)} FROM links WHERE number > ? ORDER BY number LIMIT ?",
+                    f"SELECT {', '.join(_LINK)} FROM linked WHERE number > ? ORDER BY number LIMIT ?",
                     (done - self._kept - self._fresh, room),
                 ).fetchall()
                 done, links = done + len(rows), [self._linked(row) for row in rows]

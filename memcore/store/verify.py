@@ -48,6 +48,7 @@ COLD = "cold"
 _SHOWN = 3  # examples that a message names
 _CHUNK = 4096
 _LINES = 20  # of SQLite's own check
+_PATIENCE = 10.0  # seconds, while another process opens or closes the WAL
 
 Progress = Callable[[int, int, str], None]
 I64 = npt.NDArray[np.int64]
@@ -286,7 +287,7 @@ class _Check:
             return False
         mode = "mode=ro" if os.access(self.directory, os.W_OK) or _live_wal(path) else "mode=ro&immutable=1"
         try:
-            with contextlib.closing(journal.connect(path, "full", mode, 10.0)) as connection:
+            with contextlib.closing(connect(path, mode)) as connection:
                 connection.execute("BEGIN")
                 before = len(self.problems)
                 self.integrity(connection)
@@ -651,6 +652,13 @@ class _Check:
                 )
 
 
+def connect(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
+    """A connection that reads, texts too that are not UTF-8 any more."""
+    made = journal.connect(path, "full", mode, _PATIENCE)
+    made.text_factory = lambda text: text.decode(errors="surrogateescape")
+    return made
+
+
 def _live_wal(path: Path) -> bool:
     wal = path.with_name(f"{path.name}-wal")
     return wal.exists() and wal.stat().st_size > 0
@@ -664,7 +672,7 @@ def crc_of_row(row: Sequence[Any], scope: tuple[str, str]) -> int | None:
     n = _VECTOR - len(TEXTS)
     try:
         return crc_of(crc_of_scope(scope), (row[0], *row[2:n]), row[_VECTOR], row[n:_VECTOR])
-    except (struct.error, TypeError, AttributeError, OverflowError):
+    except (struct.error, TypeError, AttributeError, OverflowError, ValueError):
         return None
 
 

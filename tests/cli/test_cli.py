@@ -53,6 +53,7 @@ def test_remember_then_recall_in_another_process(tmp_path):
 
 def test_every_verb_has_help_and_json():
     verbs = {"remember", "recall", "get", "list", "update", "forget", "history", "export", "import", "stats", "replay"}
+    verbs |= {"prune", "restore", "reembed"}
     assert set(main.commands) == verbs
     for command in main.commands.values():
         assert any(parameter.name == "as_json" for parameter in command.params)
@@ -227,14 +228,71 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error(tmp_path):
     assert "row 0" in done.stdout
 
 
+OLD = ("--event-time", "2020-01-01T00:00:00Z", "--importance", "0.1", "--json")
+
+
+def test_prune_recall_of_both_tiers_and_restore(cli):
+    old = of_json(cli("remember", "HTTP 504 on /billing", *OLD))["id"]
+    cli("remember", "deploy of the billing service")
+    told = of_json(cli("prune", "--dry-run", "--json"))
+    assert (told["count"], told["examined"], told["dry_run"], told["erased"]) == (1, 2, True, [])
+    assert [one["id"] for one in told["moved"]] == [old]
+    assert "importance 0.1 is below 0.3, and recency " in told["moved"][0]["why"]
+    assert ok(cli("prune", "--dry-run")).startswith(
+        f"would move 1 of 2 to the cold tier, 0 erased\n{old} to the cold tier: importance 0.1 is below 0.3, and "
+    )
+    assert len(of_json(cli("list", "--json"))) == 2
+    assert ok(cli("prune")).startswith("moved 1 of 2 to the cold tier, 0 erased\n")
+    assert [hit["content"] for hit in of_json(cli("recall", "billing", "--json"))] == ["deploy of the billing service"]
+    assert len(of_json(cli("recall", "billing", "--tiers", "hot,cold", "--json"))) == 2
+    assert [r["id"] for r in of_json(cli("list", "--tiers", "cold", "--json"))] == [old]
+    assert of_json(cli("get", old, "--tiers", "cold", "--json"))["content"] == "HTTP 504 on /billing"
+    assert cli("get", old)[0] == 1
+    assert of_json(cli("stats", "--json"))["cold"]["memories"] == 1
+    assert cli("recall", "--tiers", "warm") == (
+        1,
+        "",
+        "memcore: tiers is ['warm'] (list); pass one or both of hot, cold\n",
+    )
+    assert ok(cli("restore", old)) == "restored 1\n"
+    assert ok(cli("restore", old)) == f"restored 0; not to be had: {old}\n"
+    assert len(of_json(cli("list", "--json"))) == 2
+
+
+def test_prune_is_of_the_scope_that_is_named_or_of_all(cli):
+    for tenant in ("a", "b"):
+        cli("remember", tenant, *OLD, scope=("--tenant", tenant))
+    assert of_json(cli("prune", "--json", scope=("--tenant", "a")))["count"] == 1
+    assert of_json(cli("prune", "--json"))["count"] == 1
+
+
+def test_prune_erases_what_is_kept_too_long(cli):
+    for kind in ("episodic", "semantic"):
+        cli("remember", kind, "--kind", kind, *OLD)
+    erased = of_json(cli("prune", "--retention-days", "90", "--retention-kind", "semantic", "--json"))["erased"]
+    assert len(erased) == 1
+    assert erased[0]["why"].endswith("Retention(days=90, kind='semantic') keeps it for 90")
+    assert [r["content"] for r in of_json(cli("list", "--tiers", "hot,cold", "--json"))] == ["episodic"]
+    assert len(of_json(cli("prune", "--retention-days", "90", "--json"))["erased"]) == 1
+    assert cli("prune", "--retention-kind", "semantic")[0] == 2
+
+
 def test_export_and_import(cli, tmp_path):
     ok(cli("remember", "a", scope=("--tenant", "t1")))
     ok(cli("remember", "b", scope=("--tenant", "t2")))
     for name in ("state.json", "state.jsonl", "state.parquet"):
         assert of_json(cli("export", str(tmp_path / name), "--json"))["rows"] == 2
         other = tmp_path / f"other-{name}"
-        assert of_json(cli("import", str(tmp_path / name), "--json", store=other)) == {"new": 2, "present": 0}
-        assert of_json(cli("import", str(tmp_path / name), "--json", store=other)) == {"new": 0, "present": 2}
+        assert of_json(cli("import", str(tmp_path / name), "--json", store=other)) == {
+            "new": 2,
+            "present": 0,
+            "links": 0,
+        }
+        assert of_json(cli("import", str(tmp_path / name), "--json", store=other)) == {
+            "new": 0,
+            "present": 2,
+            "links": 0,
+        }
         assert [r["content"] for r in of_json(cli("list", "--json", store=other, scope=("--tenant", "t2")))] == ["b"]
 
 

@@ -136,10 +136,10 @@ def test_a_condition_that_reads_metadata_sees_what_was_written_meanwhile(mem, mo
     """It is evaluated before the lock is taken, and again under it if something was committed in between."""
     written = memcore.store.catalog.Catalog.as_written
     mem.remember("1", metadata={"host": "web01"})
-    real = memcore.store.catalog.Catalog.snapshot
+    real = memcore.store.catalog.Catalog.whole
     calls: list[int] = []
 
-    def snapshot(self: Any, scope: Any) -> Any:
+    def whole(self: Any, scope: Any) -> Any:
         found = real(self, scope)
         calls.append(found.seq)
         if len(calls) == 1:
@@ -151,7 +151,7 @@ def test_a_condition_that_reads_metadata_sees_what_was_written_meanwhile(mem, mo
         calls.append(found.seq)
         return found
 
-    monkeypatch.setattr(memcore.store.catalog.Catalog, "snapshot", snapshot)
+    monkeypatch.setattr(memcore.store.catalog.Catalog, "whole", whole)
     monkeypatch.setattr(memcore.store.catalog.Catalog, "as_written", as_written)
     assert mem.forget(where={"metadata.host": "web01"}).count == 2
     assert calls == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,65 @@ def test_a_sweep_looks_only_when_more_may_go(monkeypatch):
         assert looked == []
         mem.forget(ids[1], erase=True)
         assert looked == [1]
+
+
+# Any calls
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_calls_leave_what_a_store_without_a_cold_tier_holds(mem, monkeypatch, seed):
+    """The same calls on two stores, of which one moves memories out and back in between."""
+    monkeypatch.setattr(segment, "ROWS", 32)
+    rng = np.random.default_rng(seed)
+    maker = uuid.UUID(int=(0x7000 << 64) | (1 << 127) | (0b10 << 62))
+    with opened(None) as plain_store:
+        tiered, plain = mem.scope("t", "p"), plain_store.scope("t", "p")
+        ids: list[str] = []
+        moves = 0
+        for turn in range(150):
+            chosen = [ids[i] for i in rng.integers(0, len(ids), 3)] if ids else []
+            match rng.integers(0, 10):
+                case 0 | 1 | 2 | 3:
+                    ids.append(str(uuid.UUID(int=maker.int + turn)))
+                    row = {
+                        "id": ids[-1],
+                        "importance": float(rng.integers(0, 10)) / 10,
+                        "event_time": NOW - int(rng.integers(0, 90 * DAY)),
+                        "vector": vector(rng),
+                        "now": NOW + turn,
+                    }
+                    for ops in (tiered, plain):
+                        ops.remember(f"event {turn}", **row)
+                case 4 if chosen:
+                    tiered.restore(chosen[0])  # it may lie there
+                    plain.restore(chosen[0])
+                    if plain.get(chosen[0]) is not None:
+                        for ops in (tiered, plain):
+                            ops.update(chosen[0], content=f"update {turn}", now=NOW + turn)
+                case 5:
+                    assert sorted(tiered.forget(chosen).ids) == sorted(plain.forget(chosen).ids)
+                case 6:
+                    back = set(plain.restore(chosen).ids)
+                    assert back <= set(tiered.restore(chosen).ids)
+                case 7:
+                    moves += tiered.prune(importance_below=0.6, recency_below=0.5).count
+                case 8:
+                    tiered.restore(chosen)
+                    plain.restore(chosen)
+                case 9 if turn % 3 == 0:
+                    for store in (mem, plain_store):
+                        store.compact()
+            if turn % 25 == 24:
+                assert uncounted(tiered) == uncounted(plain)
+                query = vector(rng)
+                found = [hit.id for hit in tiered.recall(vector=query, k=9, tiers=BOTH, now=NOW)]
+                assert found == plain.recall(vector=query, k=9, now=NOW).ids
+                assert sorted(r.id for r in tiered.forgotten()) == sorted(r.id for r in plain.forgotten())
+        assert moves > 20
+
+
+def uncounted(ops: memcore.Scope) -> list[dict[str, Any]]:
+    return [{n: v for n, v in row.items() if n not in ("access_count", "last_access")} for row in everything(ops)]
 
 
 # Files

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from running import held, run
 
 import memcore
 from memcore.embed import HashedEmbedder
 from memcore.store import directory
+from running import held, run
 
 CATALOG = "catalog.sqlite"
 FORMATS = Path(__file__).with_name("formats")
@@ -42,12 +42,19 @@ def files(path: Path) -> list[str]:
     return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
 
 
+def handles(path: Path) -> list[str]:
+    """The files of a store that this process has open."""
+    found = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return [name for name in found if name.startswith(str(path))]
+
+
 def whole(path: Path) -> bool:
     """Whether SQLite finds nothing wrong in the catalog."""
     with closing(sqlite3.connect(path / CATALOG)) as catalog:
-        found = catalog.execute("PRAGMA integrity_check").fetchall() + catalog.execute(
-            "PRAGMA foreign_key_check"
-        ).fetchall()
+        found = (
+            catalog.execute("PRAGMA integrity_check").fetchall()
+            + catalog.execute("PRAGMA foreign_key_check").fetchall()
+        )
     return found == [("ok",)]
 
 
@@ -141,7 +148,9 @@ def test_what_is_acknowledged_is_there_however_the_store_is_left(path):
         mem.remember("with, although it raised")
         raise ZeroDivisionError
     run("import sys, memcore; mem = memcore.open(sys.argv[1], embedder=None); mem.remember('the end')", path)
-    killed = "import os, sys, memcore; memcore.open(sys.argv[1], embedder=None).remember('killed'); os.kill(os.getpid(), 9)"
+    killed = (
+        "import os, sys, memcore; memcore.open(sys.argv[1], embedder=None).remember('killed'); os.kill(os.getpid(), 9)"
+    )
     assert run(killed, path, check=False).returncode == -signal.SIGKILL
     with opened(path) as mem:
         assert contents(mem) == ["garbage", "closed", "with, although it raised", "the end", "killed"]
@@ -152,8 +161,7 @@ def test_a_closed_store_leaves_one_file_and_no_handle(path):
         mem.remember("x")
         mem.list()
     assert files(path) == [CATALOG]
-    handles = Path("/proc/self/fd")
-    assert not [1 for fd in handles.iterdir() if fd.is_symlink() and str(path) in os.readlink(fd)]
+    assert not handles(path)
 
 
 def test_a_scope_keeps_its_store_open(path):
@@ -205,8 +213,7 @@ def test_what_is_acknowledged_before_the_store_is_closed_is_saved(path):
     closed.set()
     for thread in threads:
         thread.join()
-    handles = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    assert not [name for name in handles if str(path) in name]  # late writers have opened nothing
+    assert not handles(path)  # late writers have opened nothing
     with opened(path) as mem:
         assert sorted(r.metadata["n"] for r in mem.list()) == sorted(n for mine in acknowledged for n in mine)
 
@@ -216,7 +223,7 @@ def test_what_is_acknowledged_before_the_store_is_closed_is_saved(path):
 
 def verbs() -> list[str]:
     public = {name for name in dir(memcore.Memory) if not name.startswith("_")} - {"close"}
-    return sorted(name for name in public if callable(getattr(memcore.Memory, name))) + ["__enter__"]
+    return [*sorted(name for name in public if callable(getattr(memcore.Memory, name))), "__enter__"]
 
 
 def called(holder: memcore.Scope, verb: str) -> None:
@@ -274,13 +281,15 @@ def test_what_is_shared_must_be_asked_for_alike(path):
         with pytest.raises(memcore.InvalidInput) as raised:
             opened(path, lock_timeout=3)
         assert str(raised.value) == (
-            f"the store {path} is open in this process with durability='relaxed', and now asked for with 'full'; open it "
+            f"the store {path} is open in this process with durability='relaxed', and now asked for with 'full'; open "
+            "it "
             "with the same, or close it first"
         )
         with pytest.raises(memcore.InvalidInput) as raised:
             opened(path, durability="relaxed", lock_timeout=0.5)
         assert str(raised.value) == (
-            f"the store {path} is open in this process with lock_timeout=3.0, and now asked for with 0.5; open it with the "
+            f"the store {path} is open in this process with lock_timeout=3.0, and now asked for with 0.5; open it "
+            "with the "
             "same, or close it first"
         )
     opened(path).close()
@@ -340,7 +349,8 @@ def test_a_store_whose_files_are_gone_acknowledges_nothing(path, how):
     if how == "replaced":
         shutil.copytree(other, path)
     told = (
-        f"the store {path} was moved, deleted or replaced while it was open; nothing was written: put it back, or close it "
+        f"the store {path} was moved, deleted or replaced while it was open; nothing was written: put it back, or "
+        "close it "
         "and open it again"
     )
     for call in (lambda: mem.remember("y"), lambda: mem.forget(everything=True)):
@@ -497,6 +507,7 @@ def guarded(job, *args):
     except BaseException as fault:
         faults.append(fault)
 
+mem.list(), mem.get(key="3")  # which import what they need: to fork while another thread imports is a trap of Python's
 jobs = [(write, 0), (write, 1), (read,), (reopen,)]
 threads = [threading.Thread(target=guarded, args=job, daemon=True) for job in jobs]
 for thread in threads:
@@ -574,8 +585,9 @@ def test_case_F7_processes_of_multiprocessing(path, method, tmp_path):
 def test_a_child_writes_no_counts_of_its_parent(path):
     """Both would add them: 1 recall would count twice."""
     script = (
-        "import os, sys, memcore\nmem = memcore.open(sys.argv[1], embedder=None)\nmem.remember('x')\nmem.recall()\n"
-        "pid = os.fork()\nif not pid:\n    mem.recall()\n    mem.close()\n    os._exit(0)\nos.waitpid(pid, 0)\nmem.close()"
+        "import os, sys, memcore\nmem = memcore.open(sys.argv[1], embedder=None)\nmem.remember('x')\n"
+        "mem.recall()\npid = os.fork()\nif not pid:\n    mem.recall()\n    mem.close()\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)\nmem.close()"
     )
     run(script, path)
     with opened(path) as mem:
@@ -638,7 +650,8 @@ def test_the_errors_of_another_embedder(five, path):
     with pytest.raises(memcore.EmbedderMismatch) as raised:
         opened(five, embedder=HashedEmbedder(64))
     assert str(raised.value) == (
-        f"the store {five} holds vectors of the embedder 'hashed/256/1' and is opened with 'hashed/64/1'; vectors of two "
+        f"the store {five} holds vectors of the embedder 'hashed/256/1' and is opened with 'hashed/64/1'; vectors of "
+        "two "
         "embedders cannot be compared: open it with the embedder 'hashed/256/1', or with embedder=None and embed all "
         "texts anew with reembed"
     )
@@ -648,7 +661,8 @@ def test_the_errors_of_another_embedder(five, path):
     with pytest.raises(memcore.EmbedderMismatch) as raised:
         opened(given, embedder="hashed")
     assert str(raised.value) == (
-        f"the store {given} holds vectors of 256 dimensions that its writers passed, of no known embedder, and is opened "
+        f"the store {given} holds vectors of 256 dimensions that its writers passed, of no known embedder, and is "
+        "opened "
         "with 'hashed' ('hashed/256/1', 256 dimensions); they cannot be compared: open it with embedder=None, or embed "
         "all texts anew with reembed"
     )
@@ -742,7 +756,10 @@ def test_a_store_of_a_newer_memcore(five):
 
 
 def test_a_making_that_was_killed_leaves_nothing_behind(path):
-    script = "import os, sys, memcore\nos.link = lambda *_: os.kill(os.getpid(), 9)\nmemcore.open(sys.argv[1], embedder=None)"
+    script = (
+        "import os, sys, memcore\nos.link = lambda *_: os.kill(os.getpid(), 9)\n"
+        "memcore.open(sys.argv[1], embedder=None)"
+    )
     assert run(script, path, check=False).returncode == -signal.SIGKILL
     assert len(files(path)) == 1
     with opened(path) as mem:
@@ -854,7 +871,8 @@ def test_a_store_that_an_older_memcore_has_open_is_left_to_it(first):
         with pytest.raises(memcore.StoreLocked) as raised:
             opened(first, lock_timeout=0)
         assert str(raised.value) == (
-            f"{first / 'lock'} is locked: the store is open in an older memcore, or being taken over by another process; "
+            f"{first / 'lock'} is locked: the store is open in an older memcore, or being taken over by another "
+            "process; "
             "nothing was changed: close it there, and try again"
         )
     assert (first / "state.parquet").read_bytes() == before

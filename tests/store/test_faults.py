@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -20,10 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from running import held, run
 
 import memcore
 from memcore.store import directory, load
+from running import held, run
 
 CATALOG = "catalog.sqlite"
 NEXT = "run memcore verify on it, or restore it from an export"
@@ -89,6 +88,13 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", "-l", place], check=True)
 
 
+def fill(mem: memcore.Memory, acknowledged: list[str], compact_each: int = 5000) -> None:
+    for i in range(4000):
+        acknowledged.append(mem.remember(f"{i:04} " + "x" * 2048).id)
+        if i % compact_each == compact_each - 1:
+            mem.compact()
+
+
 def test_case_E7_a_full_disk(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(1 << 20))
@@ -97,8 +103,7 @@ def test_case_E7_a_full_disk(small_disk):
     mem.remember("the key", kind="semantic", key="k")
     acknowledged = []
     with pytest.raises(memcore.StoreFull) as raised:
-        for i in range(4000):
-            acknowledged.append(mem.remember(f"{i:04} " + "x" * 2048).id)
+        fill(mem, acknowledged)
     assert str(raised.value).startswith(f"cannot write into the store {path}: no room is left (")
     assert str(raised.value).endswith(
         "); nothing was written and all that was acknowledged is safe: free space there, and go on"
@@ -119,8 +124,7 @@ def test_case_E7_a_full_disk(small_disk):
             mem.compact()  # it needs room for a while
         assert list((path / "segments").glob(".*.part")) == []
     ballast.unlink()
-    for i in range(20):
-        acknowledged.append(mem.remember(f"after {i}").id)
+    acknowledged += [mem.remember(f"after {i}").id for i in range(20)]
     mem.update(acknowledged[0], content="changed")
     assert mem.remember("the key again", kind="semantic", key="k").version == 2
     mem.forget(acknowledged[100:])
@@ -139,10 +143,7 @@ def test_case_E7_remember_and_compact_until_the_disk_is_full(small_disk):
     with opened(path) as mem:
         acknowledged = []
         with pytest.raises(memcore.StoreFull) as raised:
-            for i in range(4000):
-                acknowledged.append(mem.remember(f"{i:04} " + "x" * 2048).id)
-                if not i % 100:
-                    mem.compact()
+            fill(mem, acknowledged, compact_each=100)
         assert str(path) in str(raised.value)
         assert [r.id for r in mem.list()] == acknowledged
         mem.forget(acknowledged[:1])
@@ -211,16 +212,12 @@ for write in (
     lambda: mem.remember("no"),
     lambda: mem.forget(everything=True),
     lambda: mem.remember_many(["no"]),
-    lambda: mem.end_session(),
+    mem.compact,
 ):
     try:
         write()
     except memcore.StoreReadOnly as fault:
         print(fault)
-try:
-    mem.compact()
-except memcore.StoreError as fault:
-    print(fault)
 input()
 print([r.content for r in mem.list()])
 mem.close()  # it has counted accesses, and cannot write them
@@ -267,12 +264,10 @@ def test_a_directory_that_may_only_be_read(read_only, left):
         assert reader.line() == f"{len(rows)} 1 {len(rows)}"
         for _ in range(4):
             assert reader.line() == (
-                f"cannot write into the store {path}: attempt to write a readonly database (SQLITE_READONLY); check that "
+                f"cannot write into the store {path}: attempt to write a readonly database (SQLITE_READONLY); check "
+                "that "
                 f"{path / CATALOG} and its folder can be written"
             )
-        told = reader.line()
-        assert str(path) in told
-        assert "Permission denied" in told
         assert {p: p.read_bytes() for p in before} == before
         path.chmod(0o755)
         (path / CATALOG).chmod(0o644)
@@ -305,7 +300,7 @@ def test_case_E9_the_errors_tell_the_path_and_the_reason(tmp_path):
     assert told == [
         read_only.format("/proc/nope/store", "No such file or directory"),
         f"StoreError {tmp_path / 'file'} is a file (Not a directory); a store is a directory: pass another path",
-        f"StoreError {tmp_path / 'file' / 'store'} is a file (Not a directory); a store is a directory: pass another path",
+        read_only.format(tmp_path / "file" / "store", "Not a directory"),
         read_only.format(closed / "store", "Permission denied"),
         read_only.format(closed / "new", "Permission denied"),
         read_only.format(tmp_path / "shut", "Permission denied"),
@@ -369,7 +364,7 @@ def test_a_damaged_segment(sealed, damage):
     damaged = file.read_bytes()
     with opened(sealed) as mem:
         a, b = mem.scope("a"), mem.scope("b")
-        for call in (a.list, a.recall, lambda: a.remember("x"), lambda: a.get(key="k"), mem.scopes, mem.compact):
+        for call in (a.list, a.recall, lambda: a.remember("x"), lambda: a.get(key="k"), mem.scopes, mem.stats):
             with pytest.raises(memcore.StoreCorrupt) as raised:
                 call()
             assert str(raised.value).startswith(f"{file} is not a whole segment file (")
@@ -394,11 +389,12 @@ def test_a_missing_segment(sealed):
     kept = file.read_bytes()
     file.unlink()
     with opened(sealed) as mem:
-        for call in (mem.scope("a").list, lambda: mem.scope("a").remember("x"), mem.compact):
+        for call in (mem.scope("a").list, lambda: mem.scope("a").remember("x"), mem.stats):
             with pytest.raises(memcore.StoreCorrupt) as raised:
                 call()
             assert str(raised.value) == (
-                f"{file} is missing, and the catalog of the store names it; put it back, run memcore verify --repair to "
+                f"{file} is missing, and the catalog of the store names it; put it back, run memcore verify --repair "
+                "to "
                 "go on without its rows, or restore the store from an export"
             )
         assert len(mem.scope("b").list()) == 50
@@ -425,9 +421,15 @@ def test_a_segment_that_is_gone_because_another_process_has_rewritten_it(path, m
         mem.scope("a").remember_many([{"content": str(i)} for i in range(50)])
         mem.scope("a").forget(mem.scope("a").list()[:10])
         mem.scope("b").remember_many([{"content": str(i)} for i in range(50)])
-    compacting = "import sys, memcore; memcore.open(sys.argv[1], embedder=None).compact()"
-    run("import sys, memcore; mem = memcore.open(sys.argv[1], embedder=None); mem.scope('a').restore("
-        "mem.scope('a').forgotten()); mem.compact(); mem.scope('a').forget(mem.scope('a').list()[:10])", path)  # fmt: skip
+    compacting = (
+        "import sys, memcore\ntry:\n    memcore.open(sys.argv[1], embedder=None, lock_timeout=0.01).compact()\n"
+        "except memcore.StoreLocked:\n    pass  # the reader below hinders the last step"
+    )
+    forgetting = (
+        "import sys, memcore; mem = memcore.open(sys.argv[1], embedder=None); a = mem.scope('a')\n"
+        "a.restore(a.forgotten()); mem.compact(); a.forget(a.list()[:10])"
+    )
+    run(forgetting, path)
     (before,) = segments(path)
     opening = load.open_file
     overtaken = []
@@ -487,7 +489,8 @@ def test_a_missing_catalog_is_no_new_store(path, left):
         with pytest.raises(memcore.StoreCorrupt) as raised:
             opened(path)
         assert str(raised.value) == (
-            f"{path / CATALOG} is missing, and {tells} tells that it was there: put it back, run memcore verify --repair "
+            f"{path / CATALOG} is missing, and {tells} tells that it was there: put it back, run memcore verify "
+            "--repair "
             "to go on with what the segments hold, or restore the store from an export"
         )
         assert not (path / CATALOG).exists()
@@ -508,19 +511,16 @@ def test_case_E11_an_unreadable_catalog_is_not_an_absent_one(sealed, damage):
         with closing(sqlite3.connect(catalog)) as other, other:
             other.execute("CREATE TABLE mine (a)")
     else:
-        catalog.write_bytes(
-            {"text": b"not a store", "header": bytes(100) + there[100:], "cut": there[:5000]}[damage]
-        )
+        catalog.write_bytes({"text": b"not a store", "header": bytes(100) + there[100:], "cut": there[:5000]}[damage])
     before = catalog.read_bytes() if catalog.is_file() else None
     for _ in range(2):
-        with pytest.raises(memcore.StoreCorrupt) as raised:
-            with opened(sealed) as mem:
-                mem.scope("a").remember("x")
+        with pytest.raises(memcore.StoreCorrupt) as raised, opened(sealed) as mem:
+            mem.scope("a").remember("x")
         assert str(raised.value).startswith(f"{catalog} is ")
         assert "restore" in str(raised.value)
+    if damage == "header":
         done = run(CLI, "--store", sealed, "--tenant", "a", "--embedder", "hashed", "remember", "x", check=False)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert str(catalog) in done.stderr
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"memcore: {raised.value}\n")
     assert before is None or catalog.read_bytes() == before
 
 
@@ -598,14 +598,16 @@ def test_case_F5_a_lock_that_another_program_holds(path):
         "print('holds it')\ninput()\nc.execute('ROLLBACK')\nprint('let go')\nsys.stdin.read()"
     )
     cli = (
-        "import functools, sys, memcore\nmemcore.open = functools.partial(memcore.open, lock_timeout=float(sys.argv[1]))\n"
+        "import functools, sys, memcore\n"
+        "memcore.open = functools.partial(memcore.open, lock_timeout=float(sys.argv[1]))\n"
         "from memcore.cli import main\nmain(sys.argv[2:])"
     )
     verb = ("--store", path, "--embedder", "hashed", "remember", "y")
     with held(holding, path / CATALOG) as holder, opened(path, lock_timeout=0.05) as mem:
         assert holder.line() == "holds it"
         told = (
-            f"the store {path} is locked by process {holder.child.pid} for more than 0.05 s; nothing was written: try "
+            f"the store {path} has been locked by process {holder.child.pid} for more than 0.05 s; nothing was "
+            "written: try "
             "again, or end that process"
         )
         for write in (lambda: mem.remember("y"), lambda: mem.forget(everything=True), mem.end_session):
@@ -666,5 +668,3 @@ def test_a_clock_that_goes_backwards(path):
         assert [r.content for r in mem.list(as_of=800) if r.kind == "episodic" and r.content == "event"] == ["event"]
         assert np.isfinite([hit.total_score for hit in mem.recall(k=50)]).all()
     assert whole(path)
-
-

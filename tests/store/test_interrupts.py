@@ -49,6 +49,8 @@ def filled():
     ops.remember("second value", kind="semantic", key="k")
     for i in range(4):
         ops.remember(f"message {i}", kind="working", metadata={"role": "user"})
+    ops.remember("cold", event_time=0, importance=0, metadata={"n": 8})
+    ops.prune()
     return mem, ops
 
 
@@ -61,7 +63,8 @@ def state(mem, ops):
     history = [(r.content, r.version, r.superseded_at) for r in ops.history("k")]
     working = [r.content for r in ops.working().entries()]
     counts = {name: mem.stats()[name] for name in ("memories", "versions", "by_kind")}
-    return rows, history, working, counts
+    cold = [(r.content, r.version) for r in ops.list(tiers="cold")], mem.stats()["cold"]["memories"]
+    return rows, history, working, counts, cold
 
 
 def consistent(mem, ops):
@@ -81,6 +84,8 @@ VERBS = {
     "working": lambda ops: ops.remember("message 9", kind="working"),
     "forget": lambda ops: ops.forget(ops.list(kinds="episodic")[:2]),
     "end": lambda ops: ops.end_session(),
+    "prune": lambda ops: ops.prune(importance_below=1, recency_below=1, now=1_900_000_000),
+    "restore": lambda ops: ops.restore(ops.list(tiers="cold")),
 }
 
 
