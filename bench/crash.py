@@ -435,7 +435,7 @@ class Plan:
         place = rng.choices(("at random", "while opening", rng.choice(names)), (45, 5, 50))[0]
         if fresh and rng.random() < 0.5:
             place = rng.choice(NEW)
-        rare = 1 if place in ("at random", "while opening") else 5  # what leads to most of the places
+        rare = 1 if place in ("at random", "while opening") else 3  # what leads to most of the places
         weights = {do: weight * rare if do in ("compact", "seal", "cool") else weight for do, weight in WEIGHTS.items()}
         return cls(
             weights={**weights, "reembed": 0.4 * rare} if embedded else weights,
@@ -446,7 +446,7 @@ class Plan:
             lines=rng.randint(2, lines) if rare == 1 else lines,
             pause=rng.random() * (0.2 if place == "while opening" else 0.02),
             survivor=rng.choice(("stop", "kill")),
-            seal_rows=rng.choice((10, 50, 200, 1000)[: 4 if rare == 1 else 3]),
+            seal_rows=rng.choice((20, 60, 200, 1000)[: 4 if rare == 1 else 2]),
             merged_files=rng.choice((2, 3, 5)),
             segment_rows=rng.choice((16, 100, 32_768)),
         )

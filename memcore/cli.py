@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 KINDS = ("working", "episodic", "semantic", "procedural")
 EMBEDDERS = ("static", "hashed")
 _MANY = 10_000  # rows: what has more tells of them by thousands
+_FEW = 1000  # steps, of which each is told: rich takes 10 µs
 _CUT = 100  # characters of a content that a line for people shows
+_IDS = 10  # that a line for people names
 
 
 class FilePath(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
@@ -74,11 +76,14 @@ class Place:
     embedder: str
     scoped: bool  # whether the command line names a scope
 
-    @contextmanager
-    def memory(self, *, embeds: bool = True) -> Iterator[Memory]:
+    def directory(self) -> Path:
         if self.store is None:
             raise click.UsageError("say where the memory is: memcore --store DIR VERB, or set MEMCORE_STORE")
-        mem = memcore.open(self.store, embedder=self.embedder if embeds else None)
+        return self.store
+
+    @contextmanager
+    def memory(self, *, embeds: bool = True) -> Iterator[Memory]:
+        mem = memcore.open(self.directory(), embedder=self.embedder if embeds else None)
         try:
             yield mem
         finally:
@@ -302,13 +307,14 @@ def update(
 @click.option("--older-than-days", type=float, help="The event is older than this.")
 @click.option("--max-access", type=int, help="Recalled at most so often.")
 @click.option("--everything", is_flag=True, help="All memories of the scope.")
+@click.option("--erase", is_flag=True, help="For good: restore does not bring it back.")
 @click.option("--dry-run", is_flag=True, help="Tell what would go, and do nothing.")
 @now_option
 @as_json
 @click.pass_obj
 def forget(
     place: Place, ids: Sequence[str], kinds: Sequence[str], where: Sequence[str], older_than_days: float | None,
-    max_access: int | None, everything: bool, dry_run: bool, now: str | None, as_json: bool,
+    max_access: int | None, everything: bool, erase: bool, dry_run: bool, now: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forget memories by IDS, or by conditions that must all hold."""
     with place.scope() as scope:
@@ -319,6 +325,7 @@ def forget(
             older_than_days=older_than_days,
             max_access=max_access,
             everything=everything,
+            erase=erase,
             dry_run=dry_run,
             now=_time(now, "--now"),
         )
@@ -339,6 +346,49 @@ def restore(place: Place, ids: Sequence[str], as_json: bool) -> None:
     told += [f"not to be had: {', '.join(report.missing)}"] * bool(report.missing)
     told += [f"id or key in use: {', '.join(report.in_use)}"] * bool(report.in_use)
     _show({**_plain(report), "count": report.count}, as_json, lambda: "; ".join(told))
+
+
+@main.command()
+@kinds_option
+@where_option
+@as_json
+@click.pass_obj
+def forgotten(place: Place, kinds: Sequence[str], where: Sequence[str], as_json: bool) -> None:
+    """What was forgotten and can still be restored, in the order it was last written."""
+    with place.scope() as scope:
+        records = list(scope.forgotten(kinds=kinds or KINDS, where=_where(where)))
+    _show(records, as_json, lambda: "\n".join(_line(record) for record in records) or "nothing here")
+
+
+@main.command()
+@as_json
+@click.pass_obj
+def compact(place: Place, as_json: bool) -> None:
+    """Free what was forgotten, for good: no file of the store has a byte of it afterwards. Of the whole store."""
+    with place.memory(embeds=False) as mem:
+        report = mem.compact()
+    told = (
+        f"dropped {report.dropped:,} rows; {report.written:,} files written, {report.removed:,} removed; "
+        f"{report.bytes_before:,} bytes before, {report.bytes_after:,} after"
+    )
+    _show(report, as_json, lambda: told)
+
+
+@main.command()
+@click.option("--repair", is_flag=True, help="Keep what is whole, rebuild what follows from it, put the rest aside.")
+@as_json
+@click.pass_context
+def verify(ctx: click.Context, repair: bool, as_json: bool) -> None:
+    """Check every checksum, reference and count of the store, also of one that cannot be opened. Exit 1: not all well.
+
+    With --repair what is wrong is mended, from all that is whole; nothing is deleted, and what is lost is told.
+    """
+    place: Place = ctx.obj
+    with _progress("verify") as progress:
+        report = memcore.verify(place.directory(), repair=repair, progress=progress)
+    _show({"ok": report.ok, **_plain(report)}, as_json, lambda: _report_lines(report))
+    if not report.ok:
+        ctx.exit(1)
 
 
 @main.command()
@@ -521,7 +571,7 @@ def _progress(doing: str) -> Iterator[Callable[[int, int, str], None]]:
         task = bar.add_task(doing, total=None)
 
         def advance(done: int, total: int, label: str) -> None:
-            if done % 50 == 0 or done == total or total > _MANY:
+            if done % 50 == 0 or done == total or total > _MANY or total < _FEW:
                 bar.update(task, completed=done, total=total, description=label)
 
         yield advance
@@ -668,6 +718,25 @@ def _record_lines(record: Any) -> str:
     fields = {name: value for name, value in _plain(record).items() if value not in (None, {}) and name != "content"}
     content = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in record.content)
     return "\n".join([content, "", *(f"{name:16} {_flat(value)}" for name, value in fields.items())])
+
+
+def _report_lines(report: Any) -> str:
+    lines = [f"{report.path}: " + ("all is as it was written" if report.ok else f"{len(report.problems)} problems")]
+    lines += [f"  {problem}" for problem in report.problems]
+    repair = report.repair
+    if repair is not None:
+        lines += ["repaired:", *(f"  {problem}" for problem in report.found)]
+        for name in ("kept", "rebuilt", "lost"):
+            counts = ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in getattr(repair, name).items())
+            lines.append(f"  {name}: {counts or 'nothing'}")
+        for name in ("lost_ids", "at_risk", "fell_back", "moved"):
+            if told := getattr(repair, name):
+                more = f" and {len(told) - _IDS:,} more" if len(told) > _IDS else ""
+                lines.append(f"  {name.replace('_', ' ')}: {', '.join(told[:_IDS])}{more}")
+        lines += [f"  {note}" for note in repair.notes]
+        lines.append(f"  what was put aside, and the whole report: {repair.aside}")
+    lines += [f"checked: {', '.join(f'{n:,} {what.replace(chr(95), chr(32))}' for what, n in report.checked.items())}"]
+    return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
 
 
 def _flat(value: Any) -> str:

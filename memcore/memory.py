@@ -1429,7 +1429,9 @@ def open(
     `weights` and `decay_rate` (or `half_life`) are the defaults of `recall`.
 
     A write to a directory is acknowledged when it is on disk. Any number of processes and threads may have the same
-    directory open; a write waits for those of others at most `lock_timeout` seconds, and then is `StoreLocked`.
+    directory open; a write waits for those of others at most `lock_timeout` seconds, and then is `StoreLocked`. Who
+    opens it twice in one process gets the same copy in RAM, with the same `durability` and `lock_timeout`. A directory
+    that may only be read can be read: writes are `StoreReadOnly`, and accesses are not counted.
     `durability="relaxed"` leaves it to the system when to write to the disk: a crash of the machine (not of the
     process) may then lose the last writes, and the store stays whole.
 

@@ -198,7 +198,7 @@ class Catalog:
         """What is shown of a scope, with the cold files that are there now. Under the lock."""
         partition = self.loaded(scope)
         while partition is not None and partition.cold.files and partition.generation != self.generation:
-            if not partition.pending:
+            if not self._in_hand(scope):
                 self.renew(scope)
                 partition = self.partitions.get(scope)
                 break
@@ -225,7 +225,7 @@ class Catalog:
             def read(state: State) -> None:
                 names.update((tenant, project) for tenant, project in journal.select(_SCOPES))
                 for scope in names:
-                    if not self._current(self.partitions.get(scope)):
+                    if not self._current(self.partitions.get(scope)) and not self._in_hand(scope):
                         self._read(scope, state)
 
             self._reading(read)
@@ -283,12 +283,17 @@ class Catalog:
         """A partition as it is on disk, read as far as it isn't in RAM. Under the lock."""
         partition = self.partitions.get(scope)
         while self.journal is not None and not self._current(partition):
-            if partition is not None and partition.pending and self._begun is not None:
-                self.shown.wait()  # ours is being written, and another process has written after it
-                continue
-            partition = self._reading(lambda state: self._read(scope, state))
-            break
+            if not self._in_hand(scope):
+                return self._reading(lambda state: self._read(scope, state))
+            self.shown.wait()  # ours is being written, and another process has written after it
+            partition = self.partitions.get(scope)
         return partition
+
+    def _in_hand(self, scope: Name) -> bool:
+        """Whether the transaction under way has a partition, which it may yet take back to what it was: so nothing else
+        may change it, even if the transaction has not. Under the lock.
+        """
+        return self._begun is not None and scope in self._begun.saves
 
     def renew(self, scope: Name) -> None:
         """Has a partition in RAM use the files that now hold its rows. Under the lock."""
@@ -297,7 +302,7 @@ class Catalog:
             self.journal is not None
             and partition is not None
             and partition.generation != self.generation
-            and not partition.pending  # a transaction is at it: later
+            and not self._in_hand(scope)  # later
         ):
             self._reading(lambda state: self._read(scope, state))
 
@@ -311,10 +316,13 @@ class Catalog:
             try:
                 with self.journal.reading() as state:
                     generation = state.generation
-                    return read(state)
+                    if self._begun is None or state.seq <= self.seq:
+                        return read(state)
             except StoreCorrupt:
                 if self.journal.state().generation == generation:
                     raise
+            else:
+                self.shown.wait()  # ours is on disk and not yet shown, and another process has written after it
 
     def unsealed(self) -> int:
         """About how many rows the journal has that no file has."""

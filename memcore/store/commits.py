@@ -99,11 +99,6 @@ class Commits:
         result: T = self.done(Ticket(body))
         return result
 
-    def run_in_batch(self, batch: Batch[I, R], item: I) -> R:
-        """The same for an item of a batch: items that wait at the same time are done as one."""
-        result: R = self.done(Ticket(None, batch, item))
-        return result
-
     def run_all(self, tickets: Sequence[Ticket]) -> None:
         """Does several writes, each wholly or not at all, in as few commits as may be. The tickets tell what became."""
         try:
@@ -117,7 +112,7 @@ class Commits:
                     ticket.fault = ticket.fault or fault
 
     def done(self, ticket: Ticket) -> Any:
-        """The result of a write, once it is done."""
+        """Does a write in the same way; one of a batch together with those of its batch that wait at the same time."""
         if self._catalog.journal is None:
             self._in_ram([ticket])
         elif self._thread == threading.get_ident():  # a caller's object writes while its row is checked
@@ -314,6 +309,7 @@ class Commits:
         else:
             if not wrote:
                 journal.roll_back()
+                step("after a transaction without effect")
             with catalog.lock:
                 if wrote:
                     catalog.show()

@@ -622,6 +622,7 @@ class Journal:
         return self._writer.in_transaction
 
     def roll_back(self) -> None:
+        self._scopes.clear()  # of those that were new another process may get the numbers
         with contextlib.suppress(sqlite3.Error):
             if self._connections and self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
@@ -637,7 +638,7 @@ class Journal:
         self.run_many("INSERT INTO names VALUES (?, ?)", enumerate(names, first))
 
     def scope_made(self, scope: tuple[str, str]) -> int:
-        """The number of a scope, made if it is new; kept in mind by `keep_scopes` once it is committed."""
+        """The number of a scope, made if it is new; `keep_scopes` keeps it in mind until a write is rolled back."""
         found = self._scopes.get(scope)
         if found is not None:
             return found
@@ -729,11 +730,15 @@ def connect(path: Path, durability: str, mode: str, patience: float = 0.0) -> sq
         cached_statements=64,
         uri=True,
     )
-    made.execute("PRAGMA foreign_keys = ON")
-    made.execute("PRAGMA secure_delete = OFF")  # `compact` rewrites the file without its free pages
-    made.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
-    made.execute(f"PRAGMA cache_size = {_CACHE_PAGES}")
-    made.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    try:
+        made.execute("PRAGMA foreign_keys = ON")
+        made.execute("PRAGMA secure_delete = OFF")  # `compact` rewrites the file without its free pages
+        made.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+        made.execute(f"PRAGMA cache_size = {_CACHE_PAGES}")
+        made.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    except BaseException:
+        made.close()
+        raise
     return made
 
 

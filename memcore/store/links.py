@@ -55,8 +55,9 @@ class View(NamedTuple):
     def valid_to(self, seq: int) -> I64:
         """Up to when each holds, as of a commit; `NEVER` for ever."""
         c = self.columns
-        until: I64 = np.where(_later(c["ended_seq"], seq), c["valid_to"], c["ended_at"])
-        return until
+        given: I64 = c["valid_to"]
+        ended: I64 = c["ended_at"]
+        return np.where(_later(c["ended_seq"], seq), given, ended)
 
     def valid(self, seq: int, moment: int) -> BOOL:
         """Which are here as of a commit and hold at a moment."""

@@ -31,6 +31,8 @@ def catch_up(
     """
     number = journal.scope_of(scope)
     if number is None:
+        if partition is not None:  # made by a write that came to nothing: it is as the disk is, empty
+            partition.applied, partition.generation, partition.touched = state.seq, state.generation, state.touched
         return partition
     anew = partition is None or partition.generation != state.generation
     if partition is None:

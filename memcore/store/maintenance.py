@@ -67,8 +67,10 @@ class Maintenance:
     def nudge(self) -> None:
         """Has the work done in the background, if there is any. Called after each commit."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="memcore-maintenance", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="memcore-maintenance", daemon=True)
+            with contextlib.suppress(RuntimeError):  # none can be had, and the commit is done: the next one tries again
+                thread.start()
+                self._thread = thread
         if self._catalog.unsealed() >= SEAL_ROWS or self._commits.bytes_written >= SEAL_BYTES:
             self._wake.set()
 
@@ -205,6 +207,13 @@ class Maintenance:
                 SEAL_ROWS,
             )
             if not rows:
+                if state.seq - state.sealed_upto >= SEAL_ROWS:  # commits without rows: links, forgetting
+                    self.commit(
+                        lambda: self._journal.run(
+                            "UPDATE state SET sealed_upto = ?, generation = generation + 1", state.seq
+                        )
+                    )
+                    catalog.look()
                 return None
             cells = np.array(rows, dtype=np.int64).T
             n = max(1, int(np.searchsorted(np.cumsum(cells[3]), segments.TEXT_BYTES)))

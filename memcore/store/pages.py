@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import numpy.typing as npt
 _PAGE = 4096  # bytes of a page, where the header doesn't say
 _MAGIC = b"SQLite format 3\0"
 _LEAF, _INTERIOR = 13, 5  # the first byte of a table's pages
+_INDEX_LEAF, _INDEX_INTERIOR = 10, 2  # and of an index's
 _WAL_HEADER, _FRAME_HEADER = 32, 24
 _WAL_MAGIC = 0x377F0682
 _FRAMES = 1024  # whose checksums are computed at once: 4 MB
@@ -196,19 +197,44 @@ class Image:
             raise BadPage(f"page {number} of {self._count}")
         return found
 
-    def schema(self) -> dict[str, int]:
-        """The root pages of the tables, as far as page 1 can be read."""
+    def schema(self, kind: str = "table") -> dict[str, int]:
+        """The root pages of the tables, or of each "index", as far as page 1 can be read."""
         found = self.table(1)
         return {
             row[2]: row[4]
             for row in found.rows
-            if len(row) == 6 and row[1] == "table" and isinstance(row[2], str) and isinstance(row[4], int)
+            if len(row) == 6 and row[1] == kind and isinstance(row[2], str) and isinstance(row[4], int)
         }
 
     def table(self, root: int) -> Found:
         """The rows of the table with this root page: each its row number, then its columns as they are stored."""
         found = Found(known=True)
         self._walk(root, FIRST, LAST, found, 0)
+        return found
+
+    def entries(self, root: int) -> list[Row] | None:
+        """The entries of the index with this root page, none of which is longer than a page; None if a page is bad."""
+        found: list[Row] = []
+        left = [root]
+        try:
+            while left:
+                number = left.pop()
+                if number in self.visited:
+                    raise BadPage(f"page {number} twice")
+                self.visited.add(number)
+                page = self.page(number)
+                if page[0] not in (_INDEX_LEAF, _INDEX_INTERIOR):
+                    raise BadPage(f"page {number} is no page of an index")
+                inner = page[0] == _INDEX_INTERIOR
+                for at in self._pointers(page, 0, 12 if inner else 8):
+                    if inner:
+                        left.append(int.from_bytes(page[at : at + 4], "big"))
+                    size, at = _varint(page, at + 4 if inner else at)
+                    found.append(tuple(_record(page[at : at + size])))
+                if inner:
+                    left.append(int.from_bytes(page[8:12], "big"))
+        except (BadPage, UnicodeDecodeError):
+            return None
         return found
 
     def _walk(self, number: int, after: int, upto: int, found: Found, depth: int) -> None:
@@ -400,4 +426,16 @@ def tables(path: Path, fits: dict[str, Callable[[Row], bool]]) -> dict[str, Foun
                 if fits[name](row):
                     made[name].rows.append(row)
                     break
+    return made
+
+
+def indexed(path: Path, names: Sequence[str]) -> dict[str, set[int] | None]:
+    """The numbers of the rows that these indexes have an entry of; None where one cannot be read as a whole."""
+    image = Image(path)
+    roots = image.schema("index")
+    made: dict[str, set[int] | None] = {}
+    for name in names:
+        entries = image.entries(roots[name]) if name in roots else None
+        whole = entries is not None and all(entry and isinstance(entry[-1], int) for entry in entries)
+        made[name] = {entry[-1] for entry in entries} if entries is not None and whole else None
     return made

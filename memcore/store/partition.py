@@ -251,13 +251,19 @@ class Partition:
         return sorted((ref for refs in found.values() for ref in refs), key=lambda ref: ref.get("seq"))
 
     def remember_again(self, refs: Iterable[Ref]) -> None:
-        """Takes back that these rows were forgotten, and their links, but for those whose other end still is."""
+        """Takes back that these rows were forgotten, and their links."""
         names = set()
         for ref in refs:
             names.add(ref.name)
             self.put(ref, "forgotten_seq", 0)
             ref.segment.count_forgotten()
         self.find_conversations()
+        self.link_again(names)
+
+    def link_again(self, names: set[tuple[int, int]]) -> None:
+        """Takes back that the links of these ids, which are here again, were forgotten, but for those whose other end
+        still is.
+        """
         touched = self.links.forgotten(names) if self.links.n else []
         here = self.known({end for _, *ends in touched for end in ends})
         for row, *ends in touched:

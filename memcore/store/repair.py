@@ -31,7 +31,7 @@ from memcore.errors import StoreCorrupt, StoreLocked
 from memcore.store import cold, files, journal
 from memcore.store.files import SEGMENTS, SegmentFile, Share, about_of, crc_of_file, file_schema, sync_folder
 from memcore.store.journal import CATALOG, FORMAT
-from memcore.store.pages import Found, Row, read_wal, tables
+from memcore.store.pages import Found, Row, indexed, read_wal, tables
 from memcore.store.salvage import FAULTS, Rows, columns_of_batch, disagreeing, rows_in, runs_of, width_of
 from memcore.store.segment import MARKS, TEXTS, Segment
 from memcore.store.verify import (
@@ -155,6 +155,7 @@ class _Repair:
         self.state: Row | None = None
         self.catalog: dict[str, Found] = {}
         self.others: dict[str, list[Row]] = {}
+        self.indexed: dict[str, set[int] | None] = {}
         self.journal: list[Row] = []
         self.fell_back: list[str] = []
         self.at_risk: list[str] = []
@@ -175,6 +176,7 @@ class _Repair:
         self.catalog = self._found({name: self._fits(name) for name in names})
         if self.sound:
             self._read_others()
+        self.indexed = indexed(self.directory / CATALOG, ("rows_of_scope", "marks_of_scope"))
         self._names()
         self._rows()
         self.ledger.close()
@@ -215,8 +217,10 @@ class _Repair:
         return made
 
     def _read_others(self) -> None:
-        """Tables without row numbers, which pages alone would not tell: as SQLite reads them."""
-        listed = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND wr AND name <> 'parts'"
+        """Tables without row numbers, which pages alone would not tell: as SQLite reads them. Parts are told by the
+        files, and what is staged is given up.
+        """
+        listed = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND wr AND name NOT IN ('parts', 'staged')"
         with contextlib.closing(connect(self.directory / CATALOG)) as connection:
             for (name,) in connection.execute(listed).fetchall():
                 rows = connection.execute(f"SELECT * FROM {name}").fetchall()
@@ -404,24 +408,27 @@ class _Repair:
             columns = journal.columns_of_rows(mine, self.dim)
             self.ledger.add(number, 0, columns, columns["key"])
         self.kept["rows"] += len(self.journal)
-        last = self.state[2] if self.state is not None else 0
-        for row in found.bad:
-            if row[0] > upto and row[0] not in rows:
-                self.lost["rows"] += 1
-                if len(row) > 2 and isinstance(row[2], bytes) and len(row[2]) == 16:
-                    self.lost_ids[ids.to_text(*_halves(row[2]))] = None
+        bad = {row[0]: row for row in found.bad if row[0] > upto and row[0] not in rows}
+        for row in bad.values():
+            if len(row) > 2 and isinstance(row[2], bytes) and len(row[2]) == 16:
+                self.lost_ids[ids.to_text(*_halves(row[2]))] = None
+        told = self.indexed["rows_of_scope"]
+        if told is not None:
+            self.lost["rows"] += len({seq for seq in told if seq > upto} - rows.keys())
+            return
+        self.lost["rows"] += len(bad)
         if found.gaps or not found.known:
-            seqs = sorted({row[0] for row in [*self.journal, *found.bad]})
-            most = sum(_between(gap, upto, last or upto + len(seqs)) for gap in found.gaps)
-            held = sum(any(after < seq <= to for after, to in found.gaps) for seq in seqs)
+            last = 0 if self.state is None else self.state[2]
+            for name in ("marks", "counters"):  # what was done to a row tells that it was there
+                last = max([last, *(row[0] for row in self.catalog[name].rows)])
+            most = sum(_between(gap, upto, last) for gap in found.gaps)
+            held = sum(any(after < seq <= to for after, to in found.gaps) for seq in {*rows, *bad} if seq <= last)
             if most > held:
                 self.lost["rows_at_most"] = most - held
-                self.notes.append(
-                    f"of the journal at most {most - held:,} rows are lost, behind seq {upto}: so many commits are not "
-                    "accounted for, of which some may have written no row"
-                )
-            if last == 0:
-                self.notes.append("how many rows the journal had is not known")
+            self.notes.append(
+                f"how many rows of the journal are lost is not known: behind seq {upto} up to {last} it is at most "
+                f"{most - held:,}, and later ones may be lost too"
+            )
 
     def _last_salvaged(self) -> list[int]:
         return [int(part.columns["seq"][-1]) for found in self.salvaged for part in found]
@@ -449,8 +456,10 @@ class _Repair:
         c = self.ledger.columns
         last = [0 if self.state is None else self.state[2], *(row[6] for row in latest.values())]
         last += [int(c[name].max()) for name in ("seq", "superseded_seq", "forgotten_seq") if len(c["seq"])]
-        for name, at in _SEQS.items():
-            last += [max(row[i] for i in at) for row in self.catalog[name].rows]
+        for name, table in self.catalog.items():
+            for at, column in enumerate(journal.columns_of_tables()[name]):
+                if column in _SEQS and name not in ("state", "counters"):
+                    last += [max((row[at] for row in table.rows), default=0)]
         self.seq = max(last)
         self._derive()
 
@@ -459,8 +468,12 @@ class _Repair:
         c = self.ledger.columns
         marked = np.isin(c["seq"], np.fromiter(self.marks, np.int64, len(self.marks)))
         risk = np.zeros(len(c["seq"]), dtype=np.bool_)
-        for after, upto in [*found.gaps, *((row[0] - 1, row[0]) for row in found.bad)]:
-            risk |= (c["seq"] > after) & (c["seq"] <= upto)
+        told = self.indexed["marks_of_scope"]
+        if told is not None:
+            risk |= np.isin(c["seq"], np.fromiter(told, np.int64, len(told)))
+        else:
+            for after, upto in [*found.gaps, *((row[0] - 1, row[0]) for row in found.bad)]:
+                risk |= (c["seq"] > after) & (c["seq"] <= upto)
         risk &= ~marked & (c["forgotten_seq"] == 0)
         self.at_risk = self.ledger.names(np.flatnonzero(risk))
         if self.at_risk:
@@ -596,9 +609,10 @@ class _Repair:
         for name, rows in self.others.items():
             connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         state = (self.state or (1, FORMAT, 0, 0, 0, 0, 0, None))[2:8]
+        touched = max([state[2], *(row[4] for row in counters.values())])
         connection.execute(
             "UPDATE state SET seq = ?, generation = ?, touched = ?, sealed_upto = ?, dim = ?, fingerprint = ?",
-            (self.seq, state[1] + 1, state[2] + 1, max(self.upto, state[3]), self.dim, state[5]),
+            (self.seq, state[1] + 1, touched + 1, max(self.upto, state[3]), self.dim, state[5]),
         )
 
     def _forgettings(self, connection: sqlite3.Connection) -> None:
@@ -687,10 +701,11 @@ class _Repair:
 
 
 _KNOWN = ("state", "scopes", "names", "segments", "rows", "marks", "counters", "forgettings")
-_SEQS = {"forgettings": (0,), "marks": (0, 6)}  # columns that hold the seq of a commit
+_SEQS = ("seq", "changed", "moved_seq", "gone_seq", "ended_seq", "forgotten_seq", "superseded_seq")  # of commits
 _VECTOR = journal.ROW.index("vector")
 _CODES = tuple(journal.ROW.index(name) for name in ("session", "role", "source"))
 _OWN_FITS: dict[str, Callable[[Row], bool]] = {
+    "links": lambda row: _is_link(row),
     "state": lambda row: row[0] == 1 and row[1] == FORMAT,
     "scopes": lambda row: row[0] > 0 and all(map(_is_text, row[1:])),
     "names": lambda row: row[0] >= 0 and _is_text(row[1]),
@@ -698,6 +713,16 @@ _OWN_FITS: dict[str, Callable[[Row], bool]] = {
         isinstance(row[1], str) and row[1].endswith(".arrow") and all(isinstance(n, int) and n >= 0 for n in row[2:])
     ),
 }
+
+
+def _is_link(row: Row) -> bool:
+    columns = journal.columns_of_tables()["links"]
+    src, relation, dst, attributes, crc = (
+        row[columns.index(name)] for name in ("src", "relation", "dst", "attributes", "crc")
+    )
+    if not (isinstance(src, bytes) and isinstance(dst, bytes) and (attributes is None or _is_text(attributes))):
+        return False
+    return bool(journal.crc_of_link(src, relation, dst, attributes) == crc)
 
 
 def _is_text(value: object) -> bool:

@@ -353,6 +353,8 @@ class _Check:
         self.count("scopes", len(self.scopes))
         self.journal_rows(connection)
         self.files(connection)
+        self.other_files(connection)
+        self.links(connection)
         self.ledger.close()
         self.marks(connection)
         self.versions()
@@ -439,6 +441,46 @@ class _Check:
                     f"parts of scope {self.scopes.get(scope, scope)} overlap",
                     "a repair keeps the newest file's",
                 )
+
+    def other_files(self, connection: sqlite3.Connection) -> None:
+        """Files of the cold tier, and those that are staged: by their size and CRC, which cover all that they hold."""
+        told = "SELECT file, rows, bytes, crc FROM"
+        cold = {file for (file,) in connection.execute("SELECT file FROM cold")}
+        for table, name, remedy in (
+            ("cold", "cold_files", "put a copy back; a repair puts it aside and goes on without it"),
+            ("staged", "staged_files", "a repair gives up what is staged; call reembed again"),
+        ):
+            replaced = dict(connection.execute("SELECT file, replaces FROM staged")) if table == "staged" else {}
+            for file, rows, size, crc in connection.execute(f"{told} {table} ORDER BY file"):
+                folder = COLD if table == "cold" or replaced[file] in cold else SEGMENTS
+                shown = f"{folder}/{file}"
+                self.places.append(shown)
+                self.count(name, 1)
+                if table == "cold":
+                    self.count("cold_rows", rows)
+                try:
+                    found = crc_of_file(self.directory / folder / file)
+                except OSError as fault:
+                    self.problem(shown, f"cannot be read ({fault.strerror}), and the catalog names it", remedy)
+                    continue
+                if found != (size, crc):
+                    self.problem(shown, "is not as it was written, by its size and CRC-32", remedy)
+
+    def links(self, connection: sqlite3.Connection) -> None:
+        bad = []
+        for seq, *link, crc in connection.execute("SELECT seq, src, relation, dst, attributes, crc FROM links"):
+            self.count("links", 1)
+            try:
+                sound = journal.crc_of_link(*link) == crc
+            except UnicodeEncodeError:
+                sound = False
+            if not sound:
+                bad.append(seq)
+        if bad:
+            self.problem(
+                CATALOG, f"{_plural(len(bad), 'link is', 'links are')} not as they were written: seq {_some(bad)}",
+                "a repair goes on without them",
+            )  # fmt: skip
 
     def file(self, name: str, rows: int, size: int, crc: int, parts: list[tuple[Any, ...]]) -> None:
         """One file, by what the catalog tells of it."""
@@ -627,9 +669,10 @@ class _Check:
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             top = name.partition("/")[0]
-            if path.is_dir() or name in named or top in (ASIDE, COLD, "derived"):
+            if path.is_dir() or name in named or top in (ASIDE, "derived"):
                 continue
-            if path.name.endswith(".part") or (top == SEGMENTS and path.suffix == ".arrow"):
+            ours = (top == SEGMENTS and path.suffix == ".arrow") or (top == COLD and path.suffix == ".parquet")
+            if path.name.endswith(".part") or ours:
                 left.append(name)
             else:
                 others.append(name)

@@ -1,7 +1,9 @@
 """The command line as a user has it: real processes for streams and exit codes, in process for the rest."""
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +55,7 @@ def test_remember_then_recall_in_another_process(tmp_path):
 
 def test_every_verb_has_help_and_json():
     verbs = {"remember", "recall", "get", "list", "update", "forget", "history", "export", "import", "stats", "replay"}
-    verbs |= {"prune", "restore", "reembed"}
+    verbs |= {"prune", "restore", "reembed", "forgotten", "compact", "verify"}
     assert set(main.commands) == verbs
     for command in main.commands.values():
         assert any(parameter.name == "as_json" for parameter in command.params)
@@ -75,7 +77,7 @@ def test_json_is_one_document_and_nothing_else(cli):
     assert hit["total_score"] == pytest.approx(0.5 * hit["semantic_similarity"] + 0.3 + 0.2 * 0.5, abs=1e-6)
     assert of_json(cli("stats", "--json"))["memories"] == 1
     assert of_json(cli("forget", record["id"], "--dry-run", "--json")) == {
-        "ids": [record["id"]], "missing": [], "dry_run": True, "count": 1,
+        "ids": [record["id"]], "missing": [], "dry_run": True, "cascaded": [], "count": 1,
     }  # fmt: skip
     assert of_json(cli("forget", record["id"], "--json"))["count"] == 1
     assert of_json(cli("list", "--json")) == []
@@ -339,6 +341,27 @@ def test_replay_does_not_go_into_the_store_of_the_environment(tmp_path):
     result = CliRunner().invoke(main, ["--embedder", "hashed", "replay", "ops_agent", "--limit", "5"], env=environment)
     assert result.exit_code == 0
     assert not (tmp_path / "mine").exists()
+
+
+def test_export_and_import_show_a_bar_on_a_terminal_alone(cli, tmp_path):
+    ok(cli("remember", "a"))
+    path = str(tmp_path / "x.jsonl")
+    ok(cli("export", path))  # nothing on a stderr that is none
+    for store, verb in (("m", "export"), ("other", "import")):
+        ours, theirs = pty.openpty()
+        done = subprocess.run(
+            [BINARY, "--store", str(tmp_path / store), "--embedder", "hashed", verb, path],
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"}, stdout=subprocess.PIPE, stderr=theirs, check=True,
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # what a terminal says when nobody has it open any more
+            while block := os.read(ours, 65_536):
+                shown += block
+        os.close(ours)
+        assert verb.encode() in shown
+        assert b"1/1" in shown
+        assert b"1 rows" in done.stdout
 
 
 def test_export_and_stats_keep_to_the_scope_that_is_named(cli, tmp_path):

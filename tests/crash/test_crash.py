@@ -19,7 +19,7 @@ from bench.crash_writer import Writer
 
 
 def test_twenty_loops_of_kills_lose_nothing(tmp_path):
-    report = crash.run(20, 3, tmp_path, lines=300)
+    report = crash.run(20, 3, tmp_path, lines=200)
     assert report.faults == []
     assert report.loops == 20
     assert sum(report.killed.values()) >= 20

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import memcore
 import naive
 from drawn import thorough
-from memcore.memory import Memory
 from memcore.store import cold, segment
 from memcore.store.catalog import Catalog
 from memcore.store.cold import Folder, folder_of, tenant_of
@@ -235,11 +234,7 @@ def test_an_id_in_the_cold_tier_is_in_use(mem):
     mem.prune()
     with pytest.raises(memcore.InvalidInput) as caught:
         mem.remember("two", id=id)
-    assert str(caught.value) == (
-        f"id is {id} and is in use here; ids are unique: update it, or leave id out for a new memory"
-        if str(caught.value).startswith("id is")
-        else f"id {id} is in use here; ids are unique: update it, or leave id out for a new memory"
-    )
+    assert str(caught.value) == (f"id {id} is in use here; ids are unique: update it, or leave id out for a new memory")
 
 
 def test_an_export_has_both_tiers_and_comes_back_hot(mem, tmp_path):
@@ -455,9 +450,7 @@ def test_files_lie_by_tenant_and_month_and_any_reader_of_parquet_reads_them(stor
             ops.prune()
         found = sorted(path.parent.relative_to(store / "cold").as_posix() for path in store.glob("cold/**/*.parquet"))
         months = ("1970-02", "1970-03", "1970-04", "1970-05")
-        assert set(found) == {
-            f"tenant={t}/month={m}" for t in ("acme", "a%2Fb%20%C3%BC") for m in months[: len(set(found)) // 2]
-        }
+        assert found == sorted(f"tenant={t}/month={m}" for t in ("acme", "a%2Fb%20%C3%BC") for m in months)
         schema = memcore.record_schema(2)
         for path in store.glob("cold/**/*.parquet"):
             table = pq.ParquetFile(path).read()
@@ -821,4 +814,3 @@ def test_a_write_that_fails_leaves_no_file(mem, monkeypatch):
         mem.prune()
     assert mem._engine.catalog.place.names() == []
     assert mem.list()[0].id == id
-    assert isinstance(mem, Memory)

@@ -218,6 +218,30 @@ def test_what_is_acknowledged_before_the_store_is_closed_is_saved(path):
         assert sorted(r.metadata["n"] for r in mem.list()) == sorted(n for mine in acknowledged for n in mine)
 
 
+def test_a_write_is_acknowledged_though_no_thread_can_be_had(path, monkeypatch):
+    """As when the interpreter ends: the work on the files is left to who opens the store next."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened(path) as mem:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            mem.remember("x")
+        mem.remember("y")
+    with opened(path) as mem:
+        assert contents(mem) == ["x", "y"]
+
+
+def test_a_read_that_was_interrupted_does_not_stop_the_next(path):
+    """A signal's handler may raise between the beginning of a read and the guard that ends it."""
+    with opened(path) as mem:
+        mem.remember("x")
+    with opened(path) as mem:
+        mem._engine.directory.journal._reader.execute("BEGIN")
+        assert contents(mem) == ["x"]
+
+
 # Closed
 
 

@@ -200,6 +200,38 @@ def test_case_E7_a_limit_of_file_size(path):
         assert [r.id for r in mem.list()] == acknowledged
 
 
+NEW_SCOPE = """
+import resource, subprocess, sys, memcore
+mem = memcore.open(sys.argv[1], embedder=None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+try:
+    while True:
+        mem.remember("x" * 2048)
+except memcore.StoreFull:
+    pass
+mine = mem.scope("mine", "p", "s", "r")
+try:
+    mine.remember_many(["x" * 2048] * 20)
+except memcore.StoreFull:
+    print("full")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+other = "import sys, memcore; memcore.open(sys.argv[1], embedder=None).scope('other', 'p', 't', 'q').remember('theirs')"
+subprocess.run([sys.executable, "-c", other, sys.argv[1]], check=True)
+mine.remember("mine")
+print([r.content for r in mine.list()], [r.content for r in mem.scope("other", "p", "t", "q").list()])
+mem.close()
+"""
+
+
+def test_a_scope_that_was_new_to_a_write_that_failed_is_nobody_elses(path):
+    """The number that it would have had goes to the next scope, of another process."""
+    assert run(NEW_SCOPE, path).stdout.splitlines() == ["full", "['mine'] ['theirs']"]
+    with opened(path) as mem:
+        assert contents(mem.scope("mine", "p", "s", "r")) == ["mine"]
+        assert contents(mem.scope("other", "p", "t", "q")) == ["theirs"]
+    assert whole(path)
+
+
 # No permission
 
 
@@ -518,6 +550,7 @@ def test_case_E11_an_unreadable_catalog_is_not_an_absent_one(sealed, damage):
             mem.scope("a").remember("x")
         assert str(raised.value).startswith(f"{catalog} is ")
         assert "restore" in str(raised.value)
+        assert not [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and sealed in fd.readlink().parents]
     if damage == "header":
         done = run(CLI, "--store", sealed, "--tenant", "a", "--embedder", "hashed", "remember", "x", check=False)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"memcore: {raised.value}\n")

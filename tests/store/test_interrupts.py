@@ -5,12 +5,14 @@ turn: what a signal's handler may do to the main thread.
 """
 
 import sys
+import uuid
 
 import pytest
 
 import memcore
 from memcore.store import segment
 
+IDS = [str(uuid.UUID(int=n << 64 | n)) for n in range(1, 6)]
 PLACES = ("memcore/store/", "memcore/memory.py", "memcore/engine.py", "memcore/agent/")
 
 
@@ -44,7 +46,9 @@ def interrupted(verb, at):
 def filled():
     mem = memcore.open(embedder=None, working_capacity=3, clock=lambda: 1_800_000_000)
     ops = mem.scope("t", "p")
-    ops.remember_many([{"content": f"row {i}", "metadata": {"n": i}} for i in range(5)])
+    ops.remember_many([{"content": f"row {i}", "metadata": {"n": i}, "id": id} for i, id in enumerate(IDS)])
+    ops.link(IDS[0], "x", IDS[1])
+    ops.link(IDS[1], "x", IDS[2])
     ops.remember("first value", kind="semantic", key="k")
     ops.remember("second value", kind="semantic", key="k")
     for i in range(4):
@@ -64,7 +68,13 @@ def state(mem, ops):
     working = [r.content for r in ops.working().entries()]
     counts = {name: mem.stats()[name] for name in ("memories", "versions", "by_kind")}
     cold = [(r.content, r.version) for r in ops.list(tiers="cold")], mem.stats()["cold"]["memories"]
-    return rows, history, working, counts, cold
+    said = {r.id: r.content for r in ops.list()}
+    links = [
+        (said[link.src_id], link.relation, said[link.dst_id], link.attributes)
+        for as_of in (None, 1_900_000_000)
+        for link in ops.links(as_of=as_of)
+    ]
+    return rows, history, working, counts, cold, links
 
 
 def consistent(mem, ops):
@@ -84,6 +94,10 @@ VERBS = {
     "working": lambda ops: ops.remember("message 9", kind="working"),
     "forget": lambda ops: ops.forget(ops.list(kinds="episodic")[:2]),
     "end": lambda ops: ops.end_session(),
+    "link": lambda ops: ops.link(IDS[0], "y", IDS[2]),
+    "link anew": lambda ops: ops.link(IDS[0], "x", IDS[1], attributes={"n": 1}),
+    "unlink": lambda ops: ops.unlink(IDS[1]),
+    "erase": lambda ops: ops.forget(IDS[1], erase=True),
     "prune": lambda ops: ops.prune(importance_below=1, recency_below=1, now=1_900_000_000),
     "restore": lambda ops: ops.restore(ops.list(tiers="cold")),
 }

@@ -226,6 +226,18 @@ def test_a_forgotten_memory_takes_its_links_along_and_brings_them_back(mem):
     assert told(mem.links()) == [(a, "x", b), (c, "x", a)]
 
 
+def test_links_stay_with_what_is_moved_to_the_cold_tier(mem):
+    a = mem.remember("old", event_time=0, importance=0, now=0).id
+    b = mem.remember("kept", importance=1).id
+    mem.link(a, "x", b)
+    moved = mem.prune(now=10**9)
+    assert ([gone.id for gone in moved.moved], told(mem.links())) == ([a], [(a, "x", b)])
+    mem.forget(a)
+    assert told(mem.links()) == []
+    assert mem.restore(a).ids == [a]
+    assert told(mem.links()) == [(a, "x", b)]
+
+
 def test_a_link_waits_for_the_end_that_was_forgotten_last(mem, monkeypatch):
     """One end is restored, and what the first forgetting has forgotten is dropped for good: the link is not."""
     day = 86_400
@@ -381,6 +393,23 @@ def test_a_failed_commit_takes_links_back(tmp_path, monkeypatch):
         monkeypatch.undo()
         mem.link(b, "z", a)
         assert told(mem.links()) == [(a.id, "x", b.id), (b.id, "z", a.id)]
+
+
+def test_commits_without_rows_are_no_work_for_ever(tmp_path, monkeypatch):
+    """Each takes a seq, and by the seqs the background tells whether there is something to seal."""
+    from memcore.store import maintenance
+
+    with memcore.open(tmp_path / "store", embedder=None) as mem:
+        a, b = mem.remember("a"), mem.remember("b")
+        for i in range(30):
+            mem.link(a, f"relation {i}", b)
+        monkeypatch.setattr(maintenance, "SEAL_ROWS", 20)
+        mem._engine.directory.maintenance.work(0)
+        assert mem._engine.catalog.unsealed() == 0
+        mem.remember("c")
+        mem.compact()
+        assert [r.content for r in mem.list()] == ["a", "b", "c"]
+        assert (len(mem.links()), mem.verify().ok) == (30, True)
 
 
 # Any calls in any order

@@ -1,0 +1,202 @@
+"""Sealing, rewriting and compacting beside others who write, and stopped in the middle."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import memcore
+from bench.crash_model import Embedder
+from memcore.store import commits, maintenance
+from running import held, run
+
+
+def at_step(monkeypatch, place, act, module=maintenance):
+    """Has `act` called once, where the store calls `step` with this name."""
+    waiting = [act]
+
+    def step(name):
+        if name == place and waiting:
+            waiting.pop()()
+
+    monkeypatch.setattr(module, "step", step)
+
+
+def contents(path):
+    return [row.content for row in memcore.open(path, embedder=None).list()]
+
+
+def filled(path, *, sealed):
+    """A store of two memories, of which the first is forgotten."""
+    mem = memcore.open(path, embedder=None)
+    gone = mem.remember("gone")
+    mem.remember("kept")
+    if sealed:
+        mem.compact()
+    mem.forget(gone.id)
+    return mem, gone.id
+
+
+@pytest.mark.parametrize(
+    ("sealed", "place"), [(False, "before a segment is named"), (True, "before a rewritten segment is named")]
+)
+def test_nothing_is_restored_while_it_is_dropped(tmp_path, monkeypatch, sealed, place):
+    """It would be here for this process, and in no file."""
+    mem, gone = filled(tmp_path, sealed=sealed)
+    done = []
+    at_step(monkeypatch, place, lambda: done.append(mem.restore(gone)))
+    report = mem.compact()
+    assert [one.missing for one in done] == [[gone]]
+    assert report.dropped == 1
+    assert [row.content for row in mem.list()] == ["kept"]
+    mem.close()
+    assert contents(tmp_path) == ["kept"]
+
+
+@pytest.mark.parametrize("erase", [False, True])
+def test_nothing_is_restored_that_another_process_has_dropped(tmp_path, erase):
+    """This process has the row in RAM still."""
+    mem = memcore.open(tmp_path, embedder=None)
+    gone = mem.remember("gone")
+    mem.remember("kept")
+    mem.forget(gone.id, erase=erase)
+    run("import sys, memcore\nwith memcore.open(sys.argv[1], embedder=None) as mem: mem.compact()", tmp_path)
+    assert mem.restore(gone.id).missing == [gone.id]
+    assert list(mem.forgotten()) == []
+    assert mem.verify().problems == []
+    mem.close()
+    assert contents(tmp_path) == ["kept"]
+
+
+OTHER = """
+import sys, memcore
+mem = memcore.open(sys.argv[1], embedder=None)
+mem.scope(session_id="of another").remember("theirs", source="a source")
+print("written")
+input()
+"""
+
+
+def test_rows_that_another_process_has_just_written_are_sealed(tmp_path):
+    """With names that this process has not read yet."""
+    mem = memcore.open(tmp_path, embedder=None)
+    mem.remember("ours")
+    with held(OTHER, tmp_path) as other:
+        assert other.line() == "written"
+        mem.compact()
+    assert [(row.content, row.session_id, row.source) for row in mem.list()] == [
+        ("ours", "default", "observation"),
+        ("theirs", "of another", "a source"),
+    ]
+    assert mem.verify().problems == []
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "place", ["before a change of the files is committed", "after a change of the files is committed"]
+)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_interrupt_beside_the_commit_of_a_file_loses_no_row(tmp_path, monkeypatch, place, sealed):
+    """The file that was written stays exactly if the catalog names it."""
+    mem, _ = filled(tmp_path, sealed=sealed)
+
+    def armed():
+        at_step(monkeypatch, place, interrupt)
+
+    at_step(monkeypatch, "before a rewritten segment is named" if sealed else "before a segment is named", armed)
+    with pytest.raises(KeyboardInterrupt):
+        mem.compact()
+    assert [row.content for row in mem.list()] == ["kept"]
+    assert mem.verify().problems == []
+    named = {row[0] for row in mem._engine.directory.journal.run("SELECT file FROM segments")}
+    there = {path.name for path in (tmp_path / "segments").iterdir()}
+    if place.startswith("before"):
+        assert there == named
+    else:  # that which was replaced is still there
+        assert named <= there
+    mem.compact()
+    mem.close()
+    assert contents(tmp_path) == ["kept"]
+
+
+def test_counts_of_dropped_rows_are_dropped(tmp_path):
+    mem = memcore.open(tmp_path, embedder=None)
+    gone = mem.remember("gone")
+    mem.get(gone.id)
+    mem.forget(gone.id)
+    mem.compact()
+    assert mem._engine.directory.journal.run("SELECT count(*) FROM counters").fetchall() == [(0,)]
+
+
+class Meddling(Embedder):
+    """Another embedder, which has something done while it embeds."""
+
+    act = None
+
+    def embed(self, texts, kind="document"):
+        if self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return super().embed(texts, kind)
+
+
+def test_files_may_be_rewritten_while_their_texts_are_embedded_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(maintenance, "SEAL_ROWS", 2)
+    mem = memcore.open(tmp_path, embedder=Embedder("crash a"))
+    ops = mem.scope("tenant")
+    for i in range(6):
+        ops.remember(f"row {i}")
+    faded = [ops.remember(f"faded {i}", importance=0.0, event_time=i * 40 * 86_400).id for i in range(3)]
+    ops.prune(now=1_800_000_000)
+
+    def meddle():
+        monkeypatch.setattr(maintenance, "MERGED_FILES", 2)
+        ops.forget([ops.list(limit=1)[0].id, *faded[1:]])
+        mem.compact()
+
+    new = Meddling("crash bc")
+    new.act = meddle
+    mem.reembed(new)
+    rows = list(ops.list(tiers=("hot", "cold")))
+    assert [row.content for row in rows if row.content.startswith("faded")] == ["faded 0"]
+    assert [row.content for row in rows if row.content.startswith("row")] == [f"row {i}" for i in range(1, 6)]
+    assert all((row.vector == new.embed([row.content])[0]).all() for row in rows)
+    assert mem.verify().problems == []
+
+
+THEIRS = """
+import sys, memcore
+with memcore.open(sys.argv[1], embedder=None) as mem:
+    mem.remember("theirs")
+    mem.compact()
+"""
+
+
+def test_a_write_without_effect_takes_back_nothing_of_what_others_have_written(tmp_path, monkeypatch):
+    """Not what was read meanwhile from the disk, nor the files that have taken the place of others."""
+    mem = memcore.open(tmp_path, embedder=None)
+    ids = [mem.remember(f"cold {i}", importance=0.0, event_time=i).id for i in range(2)]
+    mem.prune(now=1_800_000_000)
+    mem.forget(ids[0])
+    found, readers = [], []
+
+    def meanwhile():
+        run(THEIRS, tmp_path)
+        read = threading.Thread(target=lambda: found.append([row.content for row in mem.list(tiers=("hot", "cold"))]))
+        readers.append(read)
+        read.start()
+        read.join(0.3)  # it waits until the write has ended
+
+    at_step(monkeypatch, "after a transaction without effect", meanwhile, commits)
+    assert mem.end_session() == []
+    readers[0].join()
+    assert found == [["cold 1", "theirs"]]
+    assert [row.content for row in mem.list(tiers=("hot", "cold"))] == ["cold 1", "theirs"]
+    mem.remember("ours")
+    assert mem.verify().problems == []
+    mem.close()
+    assert [row.content for row in memcore.open(tmp_path, embedder=None).list()] == ["theirs", "ours"]
