@@ -118,7 +118,7 @@ class Mark(NamedTuple):
 class LinkTable:
     """The writer's side. Every change can be taken back until it is shown."""
 
-    __slots__ = ("_arrays", "_attributes", "marks", "n", "shown")
+    __slots__ = ("_arrays", "_attributes", "_viewed", "marks", "n", "shown")
 
     def __init__(self) -> None:
         self.n = 0
@@ -126,6 +126,7 @@ class LinkTable:
         self.marks: list[Mark] = []  # since then
         self._arrays = _EMPTY
         self._attributes: list[str | None] = []
+        self._viewed = self._arrays, NO_LINKS  # the last view, and the arrays that it is of
 
     @property
     def dirty(self) -> bool:
@@ -137,7 +138,11 @@ class LinkTable:
         return sorted({*range(self.shown, self.n), *(mark.row for mark in self.marks)})
 
     def view(self) -> View:
-        return View(self.n, {name: array[: self.n] for name, array in self._arrays.items()}, self._attributes)
+        made_of, view = self._viewed
+        if made_of is not self._arrays or view.n != self.n:
+            view = View(self.n, {name: array[: self.n] for name, array in self._arrays.items()}, self._attributes)
+            self._viewed = self._arrays, view
+        return view
 
     def append(self, columns: Columns, attributes: Sequence[str | None]) -> None:
         """Appends links with rising seqs; the marks that `columns` lacks are 0."""

@@ -41,11 +41,12 @@ class BadPage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wal:
-    """`frames` are (page, its bytes) in the order they were written, up to the last commit that can be told; `whole` of
-    them are what SQLite reads. `fault` says why it would pass over commits behind them, None if it would not.
+    """`frames` are (page, its bytes, or None if it is not whole) in the order they were written, up to the last commit
+    that can be told; the first `whole` are what SQLite reads. `fault` says why it would pass over commits behind them,
+    None if it would not.
     """
 
-    frames: list[tuple[int, bytes]] = field(default_factory=list)
+    frames: list[tuple[int, bytes | None]] = field(default_factory=list)
     whole: int = 0
     fault: str | None = None
 
@@ -100,15 +101,15 @@ def _read_wal(path: Path) -> Wal:
         made = _sums(words.view(order).astype(np.uint32), before[mine])
         sound[mine] &= (made == stored[mine]).all(axis=1)
     bad = 0 if not headed else int(np.argmin(sound)) if not sound.all() else n
-    told = np.flatnonzero(commits[:bad])
-    whole = int(told[-1]) + 1 if len(told) else 0
+    ends = np.flatnonzero(commits[:bad])
+    whole = int(ends[-1]) + 1 if len(ends) else 0
     known = np.flatnonzero(sound & commits)
     upto = int(known[-1]) + 1 if len(known) else 0
-    kept = [
-        (int(pages[i]), frames[i, _FRAME_HEADER:].tobytes())
-        for i in range(upto)
-        if sound[i] or (ours[i] and i + 1 < n and sound[i + 1] and (not sound[i - 1] if i else not headed))
-    ]
+    kept: list[tuple[int, bytes | None]] = []
+    for i in range(upto):
+        # behind one that is not whole, a frame is told by the next one
+        told_by_next = ours[i] and i + 1 < n and sound[i + 1] and (not sound[i - 1] if i else not headed)
+        kept.append((int(pages[i]), frames[i, _FRAME_HEADER:].tobytes() if sound[i] or told_by_next else None))
     if not headed:
         return Wal(kept, 0, f"its header is not as it was written, before {upto} frames")
     # A transaction after the one of the bad frame: the bad one was on disk before it began.
@@ -184,13 +185,17 @@ class Image:
         size = int.from_bytes(dump[16:18], "big") if dump.startswith(_MAGIC) else _PAGE
         self._size = size if size >= 512 and size & (size - 1) == 0 else _PAGE
         self._dump = dump
+        # A page whose last frame is lost is bad, since an older state of it would pass for the last.
         self._over = dict(read_wal(path.with_name(f"{path.name}-wal")).frames)
+        self.uncertain = None in self._over.values()
         self._count = max([len(dump) // self._size, *self._over])
         self.visited: set[int] = set()
 
     def page(self, number: int) -> bytes:
-        over = self._over.get(number)
-        if over is not None:
+        if number in self._over:
+            over = self._over[number]
+            if over is None:
+                raise BadPage(f"page {number}, in the WAL")
             return over
         found = self._dump[(number - 1) * self._size : number * self._size]
         if number < 1 or len(found) < self._size:
@@ -404,8 +409,8 @@ def _record(payload: bytes) -> Iterator[Any]:
 def tables(path: Path, fits: dict[str, Callable[[Row], bool]]) -> dict[str, Found]:
     """All that can be found of some tables: of each, `fits` says whether a row is one of it, and whole.
 
-    Rows on pages that no walk has come to count only for tables of which something is missing; where a row is found
-    several times, `tables` tells them all.
+    Rows on pages that no walk has come to count only for tables of which something is missing, and come last; where a
+    row is found several times, `tables` tells them all.
     """
     image = Image(path)
     roots = image.schema()
@@ -415,6 +420,7 @@ def tables(path: Path, fits: dict[str, Callable[[Row], bool]]) -> dict[str, Foun
         every, found.rows = found.rows, []
         for row in every:
             (found.rows if fit(row) else found.bad).append(row)
+        found.known &= not image.uncertain
         made[name] = found
     for name, root in roots.items():  # so that their rows are not taken for those of a table that lacks some
         if name not in fits:
@@ -435,7 +441,7 @@ def indexed(path: Path, names: Sequence[str]) -> dict[str, set[int] | None]:
     roots = image.schema("index")
     made: dict[str, set[int] | None] = {}
     for name in names:
-        entries = image.entries(roots[name]) if name in roots else None
+        entries = image.entries(roots[name]) if name in roots and not image.uncertain else None
         whole = entries is not None and all(entry and isinstance(entry[-1], int) for entry in entries)
         made[name] = {entry[-1] for entry in entries} if entries is not None and whole else None
     return made

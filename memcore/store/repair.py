@@ -75,7 +75,7 @@ def repair(directory: Path, found: VerifyReport, progress: Progress = quiet) -> 
 
 def _looks(directory: Path) -> list[tuple[int, int]]:
     files_ = [directory / f"{CATALOG}{suffix}" for suffix in ("", "-wal")]
-    return [(s.st_size, s.st_mtime_ns) if (s := _stat(path)) else (0, 0) for path in files_]
+    return [(s.st_size, s.st_mtime_ns) if (s := _stat(path)) and s.st_size else (0, 0) for path in files_]
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -363,22 +363,27 @@ class _Repair:
 
     def _names(self) -> None:
         """What the codes of sessions, roles and sources mean: by the table, or else by the segments' own columns."""
-        told: dict[int, str] = dict(sorted(self.catalog["names"].rows, reverse=True))
-        used = [row[at] for row in self.catalog["rows"].rows for at in _CODES]
-        last = max([*told, *self.words, *used], default=-1)
-        taken = set(told.values())
-        for code in range(last + 1):
-            name = told.get(code)
+        told: dict[int, str] = dict(reversed(self.catalog["names"].rows))
+        used = {row[at] for row in self.catalog["rows"].rows for at in _CODES} | self.words.keys()
+        made: dict[int, str] = {}
+        taken: set[str] = set()
+        for code in [*sorted(used), *(code for code in sorted(told) if code not in used)]:
+            likely = [told[code]] if code in told else []
+            likely += [text for text, _ in self.words.get(code, Counter()).most_common()]
+            name = next((text for text in likely if text not in taken), None)
+            if name is None and code not in used:
+                continue
             if name is None:
-                found = [text for text, _ in self.words.get(code, Counter()).most_common() if text not in taken]
-                name = found[0] if found else _free_name(f"unknown-{code}", taken)
-                self.rebuilt["names"] += bool(found)
-                if not found:
-                    self.lost["names"] += 1
-                    self.notes.append(f"the name that was kept as {code} is lost: it is {name!r} now")
-                taken.add(name)
-            self.names.append(name)
-        self.kept["names"] = len(told)
+                name = _free_name(f"unknown-{code}", taken)
+                self.lost["names"] += 1
+                self.notes.append(f"the name that was kept as {code} is lost: it is {name!r} now")
+            self.kept["names"] += name == told.get(code)
+            self.rebuilt["names"] += name != told.get(code)
+            made[code] = name
+            taken.add(name)
+        for code in range(max(made, default=-1) + 1):
+            self.names.append(made.get(code) or _free_name(f"unused-{code}", taken))
+            taken.add(self.names[-1])
 
     def _rows(self) -> None:
         """The rows that no file has."""
@@ -387,7 +392,7 @@ class _Repair:
         upto = 0 if self.state is None else self.state[5]
         upto = max([upto, *(part[4] for file in self.named for part in file.parts), *self._last_salvaged()])
         self.upto = upto
-        rows = {row[0]: row for row in found.rows if row[0] > upto}
+        rows = {row[0]: row for row in reversed(found.rows) if row[0] > upto}
         self.dim = self.dim or (self.state[6] if self.state is not None else 0)
         widths = Counter(len(row[_VECTOR]) // 4 for row in rows.values() if row[_VECTOR] is not None)
         self.dim = self.dim or (widths.most_common(1)[0][0] if widths else 0)
@@ -474,7 +479,10 @@ class _Repair:
         else:
             for after, upto in [*found.gaps, *((row[0] - 1, row[0]) for row in found.bad)]:
                 risk |= (c["seq"] > after) & (c["seq"] <= upto)
-        risk &= ~marked & (c["forgotten_seq"] == 0)
+        order, more = self.ledger.chains()
+        last = np.zeros(len(risk), dtype=np.bool_)
+        last[order[~more]] = True  # of the others it follows that they were replaced
+        risk &= ~marked & last
         self.at_risk = self.ledger.names(np.flatnonzero(risk))
         if self.at_risk:
             self.notes.append(

@@ -324,7 +324,8 @@ def test_a_scope_without_rows_keeps_up_with_what_others_write_elsewhere(path):
     """A write that came to nothing has made it in RAM; the next one waited for itself for ever."""
     script = (
         "import subprocess, sys, memcore\nmem = memcore.open(sys.argv[1], embedder=None)\nops = mem.scope('new')\n"
-        "try:\n    ops.update('01890a5d-ac96-774b-bcce-b302099a8057', content='x')\nexcept memcore.NotFound:\n    pass\n"
+        "try:\n    ops.update('01890a5d-ac96-774b-bcce-b302099a8057', content='x')\n"
+        "except memcore.NotFound:\n    pass\n"
         "other = 'import sys, memcore; memcore.open(sys.argv[1], embedder=None).remember(\"y\")'\n"
         "subprocess.run([sys.executable, '-c', other, sys.argv[1]], check=True)\n"
         "ops.remember('x', kind='working')\nprint([r.content for r in ops.list()])"

@@ -86,8 +86,9 @@ def told(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
     with memcore.open(path, embedder=None) as mem:
         rows = [
             json.dumps([*scope, record.id, record.version, record.content, record.metadata, record.importance,
-                        str(record.event_time), str(record.superseded_at), record.session_id, record.kind, record.key,
-                        [] if record.vector is None else record.vector.tolist(), record.access_count])
+                        str(record.event_time), record.session_id, record.kind, record.key, record.access_count,
+                        [] if record.vector is None else record.vector.tolist(),
+                        f"superseded {record.superseded_at}"])
             for scope in mem.scopes()
             for memory in dict.fromkeys(record.id for record in versions(mem, scope))
             for record in mem.scope(*scope).history(id=memory)
@@ -170,8 +171,10 @@ def test_what_a_crash_leaves_is_no_problem(store):
     report = memcore.verify(store)
     assert report.ok
     assert report.notes == [
-        "nothing names segments/.0123456789abcdea.arrow.part, segments/0123456789abcdef.arrow: a crash has left them, and "
-        "the next maintenance removes them",
+        (
+            "nothing names segments/.0123456789abcdea.arrow.part, segments/0123456789abcdef.arrow: a crash has left "
+            "them, and the next maintenance removes them"
+        ),
         "not memcore's: mine.txt",
     ]
 
@@ -190,10 +193,9 @@ def test_a_store_in_ram_is_checked_too():
     (partition,) = mem._engine.catalog.partitions.values()
     partition.segments[0].set("superseded_seq", 0, 0)
     assert [str(problem) for problem in mem.verify().problems] == [
-        f"scope ('default', 'default'): 1 rows stand although their memory has a later version, of {first.id}; export "
-        "what is here, and import it into another store",
-        f"scope ('default', 'default'): 1 rows stand under the key of another one, of {first.id}; export what is here, "
-        "and import it into another store",
+        f"scope ('default', 'default'): 1 rows {what}, of {first.id}; export what is here, and import it into another "
+        "store"
+        for what in ("stand although their memory has a later version", "stand under the key of another one")
     ]
 
 
@@ -217,7 +219,7 @@ def test_a_newer_format_is_refused_and_left_alone(store):
 
 
 def flips(path: Path, name: str, seed: int, n: int) -> list[tuple[int, int]]:
-    """Places in a file and bits of them, none of an empty file. The names of segments are random, so they don't count."""
+    """Places in a file and bits of them, none of an empty file. Names of segments are random, so they don't count."""
     rng, size = random.Random(f"{Path(name).suffix} {seed}"), (path / name).stat().st_size
     return [(rng.randrange(size), 1 << rng.randrange(8)) for _ in range(n if size else 0)]
 
@@ -229,7 +231,8 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 
 def names_of(path: Path) -> list[str]:
-    return sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file() and p.suffix != ".sqlite-shm")
+    kept = (p for p in path.rglob("*") if p.is_file() and p.suffix not in (".sqlite-shm", ".sqlite-wal"))
+    return sorted(p.relative_to(path).as_posix() for p in kept)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -251,7 +254,10 @@ def test_every_flipped_bit_is_detected_or_harmless(whole, tmp_path, seed):
             report = memcore.verify(copy, repair=True)
             assert report.ok, (name, at, report.problems)
             rows, gone = told(copy)
-            changed = set(rows) - set(wanted[0])
+            known = wanted[0]
+            if name != CATALOG:  # no checksum of a row covers when it was replaced
+                known, rows = ([row[: row.index('"superseded')] for row in some] for some in (known, rows))
+            changed = set(rows) - set(known)
             assert len(changed) <= len(report.repair.fell_back) + len(report.repair.at_risk), (name, at, changed)
             lost = report.repair.lost
             missing = len(wanted[0]) + len(wanted[1]) - len(rows) - len(gone)
@@ -275,7 +281,10 @@ def test_a_flipped_bit_in_the_wal_never_loses_a_commit_silently(live, tmp_path, 
         fixed = memcore.verify(copy, repair=True)
         assert fixed.ok
         assert (copy / fixed.repair.aside / name).read_bytes() == before
-        assert fixed.checked["rows"] >= 12 * 18 - fixed.repair.lost.get("rows_at_most", 0)
+        lost = fixed.repair.lost.get("rows", 0) + fixed.repair.lost.get("rows_at_most", 0)
+        told = any(note.startswith("how many rows of the journal are lost is not known") for note in fixed.repair.notes)
+        assert fixed.checked["rows"] >= 12 * 18 - lost or told
+        assert fixed.checked["rows"] >= 8 * 18
         goes_on(copy)
 
 
@@ -441,10 +450,7 @@ def test_case_E5_without_the_catalog_what_the_segments_hold_goes_on(store, damag
         record = mem.scope("ação", session_id="s2").list(where={"metadata.i": 13})[-1]
         assert (record.session_id, record.agent_role, record.kind) == ("s2", "default", "semantic")
     goes_on(store)
-    assert (
-        "the embedder's fingerprint is lost: open the store with embedder=None, or embed all texts anew with reembed"
-        in (fixed.repair.notes)
-    )
+    assert any(note.startswith("the embedder's fingerprint is lost: open the") for note in fixed.repair.notes)
 
 
 def test_case_E5_a_repair_that_would_keep_nothing_is_refused(store):
@@ -454,8 +460,8 @@ def test_case_E5_a_repair_that_would_keep_nothing_is_refused(store):
     with pytest.raises(StoreCorrupt) as raised:
         memcore.verify(store, repair=True)
     assert str(raised.value) == (
-        f"no row of the store {store} is whole, in no file of it; nothing was changed: restore it from an export, or put "
-        "back files that were lost"
+        f"no row of the store {store} is whole, in no file of it; nothing was changed: restore it from an export, or "
+        "put back files that were lost"
     )
     assert (store / CATALOG).read_bytes() == before
     assert names_of(store) == [CATALOG, "maintenance.lock"]
@@ -467,8 +473,8 @@ def test_a_missing_segment_is_given_up_and_the_rest_goes_on(store):
     name = f"segments/{path.name}"
     report = memcore.verify(store)
     assert str(report.problems[0]) == (
-        f"{name}: cannot be read (No such file or directory), and the catalog names 72 rows in it; put it back; a repair "
-        "goes on without it"
+        f"{name}: cannot be read (No such file or directory), and the catalog names 72 rows in it; put it back; a "
+        "repair goes on without it"
     )
     fixed = memcore.verify(store, repair=True)
     assert fixed.ok
@@ -478,7 +484,7 @@ def test_a_missing_segment_is_given_up_and_the_rest_goes_on(store):
     goes_on(store)
 
 
-@pytest.mark.parametrize("left", [0, 1, 1000, 30_000])
+@pytest.mark.parametrize("left", [0, 1, 1000, 20_000])
 def test_a_cut_segment_is_put_aside(store, left):
     path = segment_of(store)
     path.write_bytes(path.read_bytes()[:left])
@@ -495,13 +501,11 @@ def test_rows_of_a_damaged_segment_that_are_whole_are_kept(store, whole, tmp_pat
     """One row is not as it was written; all others are, with what was replaced and forgotten."""
     wanted = told(Path(shutil.copytree(whole, tmp_path / "as it was")))
     path = segment_of(store)
-    data = path.read_bytes()
-    at = data.index("0 s1 5 é".encode())
-    damaged(path, at, b"9")
+    damaged(path, path.read_bytes().index(" s1 5 é".encode()), b"_")
     report = memcore.verify(store)
     assert str(report.problems[0]) == (
-        f"segments/{path.name}: its CRC-32 is not the catalog's; 71 of 72 rows are whole; a repair takes the rows that are "
-        "whole into a new file"
+        f"segments/{path.name}: its CRC-32 is not the catalog's; 71 of 72 rows are whole; a repair takes the rows that "
+        "are whole into a new file"
     )
     fixed = memcore.verify(store, repair=True)
     assert fixed.ok
@@ -537,8 +541,8 @@ def test_marks_that_are_lost_tell_which_memories_may_be_back(tmp_path):
     damaged(path / CATALOG, 4096 * (root - 1), bytes(4096))
     fixed = memcore.verify(path, repair=True)
     assert fixed.ok
-    assert sorted(fixed.repair.at_risk) == sorted(ids)
-    assert "marks are lost: 20 memories may be here although they were forgotten" in fixed.repair.notes
+    assert fixed.repair.at_risk == [ids[5]]  # an index tells which rows had marks
+    assert "marks are lost: 1 memories may be here although they were forgotten" in fixed.repair.notes
     with memcore.open(path, embedder=None) as mem:
         assert len(mem.list()) == 20
 
@@ -582,7 +586,7 @@ def test_a_file_that_a_newer_one_replaced_does_not_bring_back_what_was_forgotten
 
 
 def test_a_repair_beside_another_process_is_refused(store):
-    change(store, "UPDATE state SET seq = 5")
+    change(store, "UPDATE marks SET changed = 1000")
     before = (store / CATALOG).read_bytes()
     script = "import sys, memcore\nmem = memcore.open(sys.argv[1], embedder=None)\nprint('open', flush=True)\ninput()"
     with subprocess.Popen(
@@ -592,7 +596,8 @@ def test_a_repair_beside_another_process_is_refused(store):
         with pytest.raises(StoreLocked) as raised:
             memcore.verify(store, repair=True)
         assert str(raised.value) == (
-            f"the store {store} is open in another process; nothing was changed: close it there, and repair it again"
+            f"the store {store} is open in another process, or was opened by this one; nothing was changed: close it "
+            "there, and repair it again"
         )
         other.communicate("\n")
     assert (store / CATALOG).read_bytes() == before
@@ -648,8 +653,8 @@ def test_an_interrupted_repair_begins_anew_and_loses_nothing(store, whole, tmp_p
         assert not report.ok
         (aside,) = (store / "aside").iterdir()
         assert str(report.problems[-1]) == (
-            f"aside/{aside.name}: a repair was interrupted, and files of the store lie there; a repair puts them back, and "
-            "begins anew"
+            f"aside/{aside.name}: a repair was interrupted, and files of the store lie there; a repair puts them back, "
+            "and begins anew"
         )
         with pytest.raises(StoreError):
             memcore.open(store, embedder=None)
