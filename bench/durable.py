@@ -1,4 +1,4 @@
-"""What does it cost that a write lasts? `python -m bench.durable [PART ...]`, each part beside its peer in the same run.
+"""What does it cost that a write lasts? `python -m bench.durable [PART ...]`, each part beside its peer in one run.
 
     one      one-row `remember` with a given 256-d vector, against plain SQLite: one table, WAL, synchronous=FULL, the
              vector as a blob, a commit a row
@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +110,22 @@ def table(start: int, n: int) -> pa.Table:
     )
 
 
+def commit(db: sqlite3.Connection, values: list[tuple[object, ...]], _: int) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    db.executemany(INSERT, values)
+    db.execute("COMMIT")
+
+
 def batch() -> bool:
     ours, theirs = [], []
     rows = table(0, 1_000)
-    values = [(TEXT.format(i), "{}", i, VECTORS[i].tobytes()) for i in range(1_000)]
+    values: list[tuple[object, ...]] = [(TEXT.format(i), "{}", i, VECTORS[i].tobytes()) for i in range(1_000)]
     with folder() as place:
         for round in range(6):
             with memcore.open(place / f"m{round}", embedder=None) as mem:
                 mine = 1_000 * rate(lambda i: mem.remember_many(rows), 30)
             db = plain(place / f"plain{round}.sqlite")
-
-            def commit(i: int) -> None:
-                db.execute("BEGIN IMMEDIATE")
-                db.executemany(INSERT, values)
-                db.execute("COMMIT")
-
-            peer = 1_000 * rate(commit, 30)
+            peer = 1_000 * rate(partial(commit, db, values), 30)
             db.close()
             if round:
                 ours.append(mine)

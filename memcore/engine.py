@@ -25,8 +25,8 @@ from memcore.store.writes import Write
 
 if TYPE_CHECKING:
     from memcore.embed.protocol import Embedder
-    from memcore.lifecycle.reembed import ReembedReport
     from memcore.lifecycle.prune import Retention
+    from memcore.lifecycle.reembed import ReembedReport
     from memcore.store import spool
     from memcore.store.directory import Directory
 

@@ -1350,9 +1350,7 @@ class Memory(Scope):
             "path": None if engine.directory is None else str(engine.directory.path),
         }
 
-    def reembed(
-        self, embedder: EmbedderSpec, *, progress: portable.Progressing | None = None
-    ) -> ReembedReport:
+    def reembed(self, embedder: EmbedderSpec, *, progress: portable.Progressing | None = None) -> ReembedReport:
         """Embeds all texts anew, of all scopes and versions and of the cold tier, and makes the embedder the store's.
 
         Recall goes on with the old vectors until every row has its new one; then all change at once. Vectors that were

@@ -22,8 +22,8 @@ from memcore.store.segment import MARKS
 from memcore.store.steps import step
 
 T = TypeVar("T")
-I = TypeVar("I", contravariant=True)  # of a batch: an item
-R = TypeVar("R", covariant=True)  # and its result
+Item = TypeVar("Item", contravariant=True)  # of a batch: an item
+Result = TypeVar("Result", covariant=True)  # and its result
 _MOST = 512  # writes a transaction
 
 
@@ -40,18 +40,18 @@ class CompactReport:
     bytes_after: int
 
 
-class Batch(Protocol[I, R]):
+class Batch(Protocol[Item, Result]):
     """Writes of one kind that can be done as one. Those with equal keys are."""
 
     @property
     def key(self) -> Hashable: ...
 
-    def prepare(self, items: Sequence[I]) -> tuple[Any, dict[int, Exception]]:
-        """Checks items; what `store` needs of those that are sound, and the faults of the others by place. Not under the
-        lock.
+    def prepare(self, items: Sequence[Item]) -> tuple[Any, dict[int, Exception]]:
+        """Checks items; what `store` needs of those that are sound, and the faults of the others by place. Not under
+        the lock.
         """
 
-    def store(self, prepared: Any) -> Sequence[R]:
+    def store(self, prepared: Any) -> Sequence[Result]:
         """Writes the sound ones, all or none; a result for each. Under the lock."""
 
 
@@ -229,7 +229,7 @@ class Commits:
             catalog.count_accesses()
 
     def _writes(self, tickets: Sequence[Ticket]) -> list[_Write]:
-        """What to do for these tickets: a write each, or one for those of a batch that are sound. Not under the lock."""
+        """What to do for these tickets: a write each, one for those of a batch that are sound. Not under the lock."""
         writes: list[_Write] = []
         batches: dict[Hashable, list[Ticket]] = {}
         for ticket in tickets:
