@@ -682,6 +682,7 @@ class Journal:
     def swap_cold(self, scope: int, old: ColdFile, new: ColdFile | None, dropped: Sequence[int]) -> None:
         """A cold file was written anew without some rows, or has none left."""
         self.run("DELETE FROM cold WHERE file = ?", old.file)
+        self.run("DELETE FROM staged WHERE replaces = ?", old.file)
         if new is not None:
             self.run(_ADD_COLD, scope, *new)
         self.run_many("DELETE FROM cold_marks WHERE seq = ?", ((seq,) for seq in dropped))

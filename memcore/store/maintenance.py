@@ -465,6 +465,7 @@ class Maintenance:
 
         def name() -> None:
             journal.run(f"DELETE FROM segments WHERE file IN ({', '.join('?' * len(names))})", *names)
+            journal.run(f"DELETE FROM staged WHERE replaces IN ({', '.join('?' * len(names))})", *names)
             if written is not None:
                 self._add_file(*written, scopes)
             journal.run_many(

@@ -68,7 +68,7 @@ def state(mem, ops):
     working = [r.content for r in ops.working().entries()]
     counts = {name: mem.stats()[name] for name in ("memories", "versions", "by_kind")}
     cold = [(r.content, r.version) for r in ops.list(tiers="cold")], mem.stats()["cold"]["memories"]
-    said = {r.id: r.content for r in ops.list()}
+    said = {r.id: r.content for r in ops.list(tiers=("hot", "cold"))}
     links = [
         (said[link.src_id], link.relation, said[link.dst_id], link.attributes)
         for as_of in (None, 1_900_000_000)

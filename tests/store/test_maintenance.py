@@ -8,7 +8,7 @@ import pytest
 
 import memcore
 from bench.crash_model import Embedder
-from memcore.store import commits, maintenance
+from memcore.store import commits, maintenance, staging
 from running import held, run
 
 
@@ -165,6 +165,37 @@ def test_files_may_be_rewritten_while_their_texts_are_embedded_anew(tmp_path, mo
     assert [row.content for row in rows if row.content.startswith("faded")] == ["faded 0"]
     assert [row.content for row in rows if row.content.startswith("row")] == [f"row {i}" for i in range(1, 6)]
     assert all((row.vector == new.embed([row.content])[0]).all() for row in rows)
+    assert mem.verify().problems == []
+
+
+def test_what_is_staged_goes_with_the_file_that_it_would_replace(tmp_path, monkeypatch):
+    """Else the catalog would name it, while the next maintenance removes it."""
+    monkeypatch.setattr(maintenance, "SEAL_ROWS", 2)
+    mem = memcore.open(tmp_path, embedder=Embedder("crash a"))
+    for i in range(6):
+        mem.remember(f"row {i}")
+    faded = [mem.remember(f"faded {i}", importance=0.0, event_time=i).id for i in range(2)]
+    mem.prune(now=1_800_000_000)
+    journal = mem._engine.directory.journal
+
+    def staged():
+        return {replaced for (replaced,) in journal.run("SELECT replaces FROM staged")}
+
+    at_step(monkeypatch, "before new vectors are committed", interrupt, staging)
+    with pytest.raises(KeyboardInterrupt):
+        mem.reembed(Embedder("crash bc"))
+    before = staged()
+    assert {name.rpartition(".")[2] for name in before} == {"arrow", "parquet"}
+    monkeypatch.setattr(maintenance, "MERGED_FILES", 2)
+    mem.forget(faded[0], erase=True)
+    for i in range(6, 10):
+        mem.remember(f"row {i}")
+    mem._engine.directory.maintenance.work(1_800_000_000_000_000)
+    assert staged() < before
+    assert mem.verify().problems == []
+    mem.reembed(Embedder("crash bc"))
+    left = sorted(row.content for row in mem.list(tiers=("hot", "cold")))
+    assert left == ["faded 1", *(f"row {i}" for i in range(10))]
     assert mem.verify().problems == []
 
 
