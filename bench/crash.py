@@ -65,7 +65,8 @@ def places() -> list[str]:
     return sorted({name for path in sources for name in re.findall(r'(?<![.\w])step\("([^"]+)"\)', path.read_text())})
 
 
-NEW = ("before the catalog has its name", "after the catalog has its name")  # of a store that is made
+# In the making of a store
+NEW = ("before a catalog is made", "before the catalog has its name", "after the catalog has its name")
 STAGED = ("staged", "new vectors")  # in the places of re-embedding
 
 

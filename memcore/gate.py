@@ -355,7 +355,8 @@ def _normalised(
             # In C order, so that the sums run in one order whatever the layout was.
             wide = array[start : start + _NORM_BLOCK].astype(np.float64, order="C")
             norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-            if not (norms.min() > _LEAST_NORM and norms.max() < np.inf):  # NaN fails both
+            low, high = (norms[0], norms[0]) if n == 1 else (norms.min(), norms.max())
+            if not (low > _LEAST_NORM and high < np.inf):  # NaN fails both
                 fault = _rescale(wide, norms)
                 if fault is not None:
                     row, column = fault

@@ -40,6 +40,8 @@ class IdMaker:
         if first + n > _RANDOM:  # after a thousand million calls within one microsecond
             first = int.from_bytes(os.urandom(8), "big") >> 3
         self._made, self._last = made, first + n - 1
+        if n == 1:
+            return np.array([prefix], dtype=np.uint64), np.array([_VARIANT | first], dtype=np.uint64)
         low = np.arange(n, dtype=np.uint64) + np.uint64(_VARIANT | first)
         return np.full(n, prefix, dtype=np.uint64), low
 

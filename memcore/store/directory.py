@@ -28,6 +28,7 @@ from memcore.store.commits import Commits
 from memcore.store.files import SEGMENTS, sync_folder, write_fault
 from memcore.store.journal import CATALOG, Journal
 from memcore.store.maintenance import Maintenance, alone
+from memcore.store.steps import step
 from memcore.store.verify import ASIDE, Progress, VerifyReport, check, quiet, wal_of
 
 OLD_STATE, OLD_LOCK = "state.parquet", "lock"  # what a store of format 1 is
@@ -284,7 +285,10 @@ def _make_catalog(directory: Path) -> None:
             )
         journal.tidy(path)
         return
+    step("before a catalog is made")
     left = next((p for pattern in _OF_A_STORE for p in sorted(directory.glob(pattern))), None)
+    if left is not None and os.path.lexists(path):
+        return  # another process has made the store since the first look
     if left is not None:
         raise StoreCorrupt(
             f"{path} is missing, and {left} tells that it was there: put it back, run memcore verify --repair to go on "

@@ -607,15 +607,24 @@ class Journal:
 
     def begin(self) -> None:
         """Takes the write lock, which no other process or connection then has."""
-        with self.telling("write into"):
+        try:  # and no `telling`, which takes 2 µs
             self._resume()
             if not self.same_file():  # SQLite would go on writing into files that have no name any more
                 raise self._moved()
-            self._patiently(lambda: self._writer.execute("BEGIN IMMEDIATE"))
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as fault:
+                if fault.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                self._patiently(lambda: self._writer.execute("BEGIN IMMEDIATE"))
+        except sqlite3.Error as fault:
+            raise self._fault(fault, "write into") from fault
 
     def commit(self) -> None:
-        with self.telling("write into"):
+        try:
             self._writer.execute("COMMIT")
+        except sqlite3.Error as fault:
+            raise self._fault(fault, "write into") from fault
 
     @property
     def in_transaction(self) -> bool:

@@ -188,6 +188,8 @@ class Partition:
             row = tail.append(columns, row, n)
             if tail.full:
                 tail.seal()
+        if WORKING not in columns["kind"]:
+            return
         seqs = columns["seq"]
         standing = (columns["superseded_seq"] == 0) & (columns["forgotten_seq"] == 0)
         for row in np.flatnonzero((columns["kind"] == WORKING) & standing).tolist():

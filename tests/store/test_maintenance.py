@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 
 import memcore
 from bench.crash_model import Embedder
-from memcore.store import commits, maintenance, staging
+from memcore.store import commits, directory, maintenance, staging
 from running import held, run
 
 
@@ -130,6 +131,24 @@ def test_counts_of_dropped_rows_are_dropped(tmp_path):
     mem.forget(gone.id)
     mem.compact()
     assert mem._engine.directory.journal.run("SELECT count(*) FROM counters").fetchall() == [(0,)]
+
+
+def test_two_processes_may_make_one_store_at_once(tmp_path, monkeypatch):
+    """The WAL of the one does not tell the other that the catalog is missing."""
+    script = (
+        "import sys, memcore\nmem = memcore.open(sys.argv[1], embedder=None)\nmem.remember('theirs')\n"
+        "print('made')\ninput()"
+    )
+    with contextlib.ExitStack() as stack:
+
+        def meanwhile():
+            assert stack.enter_context(held(script, tmp_path)).line() == "made"
+
+        at_step(monkeypatch, "before a catalog is made", meanwhile, directory)
+        mem = memcore.open(tmp_path, embedder=None)
+        mem.remember("ours")
+        assert [row.content for row in mem.list()] == ["theirs", "ours"]
+        mem.close()
 
 
 class Meddling(Embedder):
