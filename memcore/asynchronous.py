@@ -235,6 +235,7 @@ def _awaited(open: Callable[P, Memory]) -> Callable[P, Opening]:
 
     open_async.__name__ = open_async.__qualname__ = "open_async"
     open_async.__module__ = __name__
+    open_async.__annotations__ = {**open.__annotations__, "return": "Opening"}
     open_async.__doc__ = f"{open.__doc__}\n    To be awaited for an `AsyncMemory`, or used in `async with`.\n    "
     return open_async
 

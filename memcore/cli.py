@@ -82,8 +82,8 @@ class Place:
         return self.store
 
     @contextmanager
-    def memory(self, *, embeds: bool = True) -> Iterator[Memory]:
-        mem = memcore.open(self.directory(), embedder=self.embedder if embeds else None)
+    def memory(self, *, embeds: bool = True, creates: bool = False) -> Iterator[Memory]:
+        mem = memcore.open(self.directory(), embedder=self.embedder if embeds else None, create=creates)
         try:
             yield mem
         finally:
@@ -91,13 +91,13 @@ class Place:
 
     @contextmanager
     def whole(self) -> Iterator[Scope]:
-        """The scope that the command line names, or the whole store if it names none."""
-        with self.memory() as mem:
+        """The scope that the command line names, or the whole store if it names none; for what embeds no text."""
+        with self.memory(embeds=False) as mem:
             yield mem.scope(self.tenant, self.project, self.session, self.role) if self.scoped else mem
 
     @contextmanager
-    def scope(self) -> Iterator[Scope]:
-        with self.memory() as mem:
+    def scope(self, *, embeds: bool = False, creates: bool = False) -> Iterator[Scope]:
+        with self.memory(embeds=embeds, creates=creates) as mem:
             yield mem.scope(self.tenant, self.project, self.session, self.role)
 
 
@@ -165,7 +165,7 @@ def remember(
     now: str | None, **fields: Any,
 ) -> None:  # fmt: skip
     """Store one memory. CONTENT is a text, or - to read it from standard input."""
-    with place.scope() as scope:
+    with place.scope(embeds=True, creates=True) as scope:
         record = scope.remember(
             _content(content),
             event_time=_time(event_time, "--event-time"),
@@ -198,7 +198,7 @@ def recall(
     tiers: str, now: str | None, as_of: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """The best memories for QUERY by relevance, recency and importance; without one, by the latter two."""
-    with place.scope() as scope:
+    with place.scope(embeds=query is not None) as scope:
         hits = scope.recall(
             query,
             k=k,
@@ -295,7 +295,7 @@ def update(
         changes["expires_at"] = None if expires_at == "never" else _time(expires_at, "--expires-at")
     if metadata is not None:
         changes["metadata"] = _object(metadata)
-    with place.scope() as scope:
+    with place.scope(embeds=content is not None) as scope:
         record = scope.update(id, if_version=if_version, now=_time(now, "--now"), **changes)
     _show(record, as_json, lambda: f"updated {record.id}, version {record.version}")
 
@@ -381,13 +381,15 @@ def compact(place: Place, as_json: bool) -> None:
 def verify(ctx: click.Context, repair: bool, as_json: bool) -> None:
     """Check every checksum, reference and count of the store, also of one that cannot be opened. Exit 1: not all well.
 
-    With --repair what is wrong is mended, from all that is whole; nothing is deleted, and what is lost is told.
+    With --repair what is wrong is mended, from all that is whole; nothing is deleted, and what is lost is told. Exit 1
+    then: something is lost, or still wrong.
     """
     place: Place = ctx.obj
     with _progress("verify") as progress:
         report = memcore.verify(place.directory(), repair=repair, progress=progress)
-    _show({"ok": report.ok, **_plain(report)}, as_json, lambda: _report_lines(report))
-    if not report.ok:
+    lossless = report.repair is None or report.repair.lossless
+    _show({"ok": report.ok, "lossless": lossless, **_plain(report)}, as_json, lambda: _report_lines(report))
+    if not (report.ok and lossless):
         ctx.exit(1)
 
 
@@ -469,7 +471,7 @@ def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None
 @click.pass_obj
 def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
     """Add what export wrote, or JSON lines with 'content' and the other fields of remember."""
-    with place.memory() as mem, _progress("import") as progress:
+    with place.memory(creates=True) as mem, _progress("import") as progress:
         report = mem.import_(path, format_, progress=progress)
     linked = f" and {report.links:,} links" if report.links else ""
     _show(
@@ -721,22 +723,39 @@ def _record_lines(record: Any) -> str:
 
 
 def _report_lines(report: Any) -> str:
-    lines = [f"{report.path}: " + ("all is as it was written" if report.ok else f"{len(report.problems)} problems")]
-    lines += [f"  {problem}" for problem in report.problems]
     repair = report.repair
+    told = "all is as it was written" if report.ok else f"{len(report.problems)} problems"
+    if repair is not None and not repair.lossless:
+        told = f"repaired with losses: {_losses(repair)}" + ("" if report.ok else f"; {told} are left")
+    elif repair is not None and report.ok:
+        told = "repaired, and nothing is lost"
+    lines = [f"{report.path}: {told}", *(f"  {problem}" for problem in report.problems)]
     if repair is not None:
         lines += ["repaired:", *(f"  {problem}" for problem in report.found)]
         for name in ("kept", "rebuilt", "lost"):
             counts = ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in getattr(repair, name).items())
             lines.append(f"  {name}: {counts or 'nothing'}")
-        for name in ("lost_ids", "at_risk", "fell_back", "moved"):
-            if told := getattr(repair, name):
-                more = f" and {len(told) - _IDS:,} more" if len(told) > _IDS else ""
-                lines.append(f"  {name.replace('_', ' ')}: {', '.join(told[:_IDS])}{more}")
+        for name in ("lost_ids", "at_risk", "fell_back", "unknown", "moved"):
+            if items := getattr(repair, name):
+                more = f" and {len(items) - _IDS:,} more" if len(items) > _IDS else ""
+                lines.append(f"  {name.replace('_', ' ')}: {', '.join(items[:_IDS])}{more}")
         lines += [f"  {note}" for note in repair.notes]
         lines.append(f"  what was put aside, and the whole report: {repair.aside}")
     lines += [f"checked: {', '.join(f'{n:,} {what.replace(chr(95), chr(32))}' for what, n in report.checked.items())}"]
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
+
+
+def _losses(repair: Any) -> str:
+    told = [f"{n:,} {what.replace('_', ' ')}" for what, n in repair.lost.items()]
+    if not repair.lost and repair.lost_ids:
+        told.append(f"{len(repair.lost_ids):,} ids")
+    if repair.at_risk:
+        told.append(f"marks, so that {len(repair.at_risk):,} memories may be here although they were forgotten")
+    if repair.fell_back:
+        told.append(f"the last version of {len(repair.fell_back):,} memories")
+    if repair.unknown:
+        told.append(f"some of the catalog's {', '.join(repair.unknown)}, how many is not known")
+    return "; ".join(told)
 
 
 def _flat(value: Any) -> str:

@@ -125,19 +125,39 @@ class Engine:
         remove files that nothing names yet.
         """
         catalog = self.catalog
+        self.check_files([snapshot])
         with nullcontext() if self.directory is None else self.directory.maintenance.alone():
-            self.check_open()
-            files = cold.write(catalog.place, snapshot, positions, catalog.fingerprint)
-            step("before a cold file is named")
-            try:
-                moved = self.write(lambda catalog: moving.move_out(catalog, scope, snapshot, positions, files, now))
-            except MemcoreError:
+            while len(positions):  # less in each round, by the memories that somebody changes meanwhile
+                self.check_open()
+                files = cold.write(catalog.place, snapshot, positions, catalog.fingerprint)
+                step("before a cold file is named")
+                try:
+                    changed = self._name_cold(scope, snapshot, positions, files, now)
+                except MemcoreError:
+                    cold.remove(catalog.place, files)
+                    raise
+                step("after a cold file is named")
+                names = list(zip(*(half.tolist() for half in snapshot.halves(positions)), strict=True))
+                if not changed:
+                    return set(names)
                 cold.remove(catalog.place, files)
-                raise
-            step("after a cold file is named")
-            if not moved:
-                cold.remove(catalog.place, files)
-        return moved
+                positions = positions[np.array([name not in changed for name in names], dtype=np.bool_)]
+        return set()
+
+    def _name_cold(
+        self,
+        scope: tuple[str, str],
+        snapshot: Snapshot,
+        positions: npt.NDArray[np.int64],
+        files: Sequence[cold.ColdFile],
+        now: int,
+    ) -> set[tuple[int, int]]:
+        return self.write(lambda catalog: moving.move_out(catalog, scope, snapshot, positions, files, now))
+
+    def check_files(self, snapshots: Sequence[Snapshot]) -> None:
+        """Refuses to write anew, as if they were whole, the rows of a file that is damaged."""
+        if self.directory is not None:
+            self.directory.check_files(snapshots)
 
     def check_writable(self) -> None:
         """What every write begins with, under the lock."""

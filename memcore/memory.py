@@ -262,7 +262,7 @@ class Scope:
             if ref is None or (expires and expires <= moment):
                 raise NotFound(
                     f"no memory {id} in tenant {self.tenant_id!r}, project {self.project_id!r}; it was never there, "
-                    "was forgotten or has expired: list() shows what is there"
+                    "was forgotten, has expired or lies in the cold tier (restore it first): list() shows what is there"
                 )
             found = ref.get("version")
             if expected is not None and expected != found:
@@ -318,6 +318,7 @@ class Scope:
         filters inside the scan. `decay_rate` is lambda per hour or a preset's name; `half_life` hours or a timedelta.
         `min_similarity` and `min_score` leave out what is below. `now` is the moment that ages are counted to; `as_of`
         answers as the memory stood at that moment (and counts ages to it). Ties: newer event time, then lower id.
+        Without `kinds` it looks among what happened and what is known, not among procedures and the live conversation.
 
         `tiers=("hot", "cold")` searches what `prune` moved out too, by the same score, exactly; its files are read for
         that, and it is not counted as accessed.
@@ -834,6 +835,7 @@ class Scope:
         """
         catalog = self._engine.catalog
         self._engine.check_open()
+        self._engine.check_files([catalog.snapshot(self._name)])
         return portable.write(
             path, [catalog.whole(self._name)], catalog.fingerprint, format, self._every(superseded=True), progress
         )
@@ -1273,7 +1275,9 @@ class Memory(Scope):
         """
         self._engine.check_open()
         catalog = self._engine.catalog
-        return portable.write(path, catalog.snapshots(), catalog.fingerprint, format, progress=progress)
+        snapshots = catalog.snapshots()
+        self._engine.check_files(snapshots)
+        return portable.write(path, snapshots, catalog.fingerprint, format, progress=progress)
 
     def import_(
         self,
@@ -1344,7 +1348,7 @@ class Memory(Scope):
             "scopes": len(scopes),
             **self._counts(scopes),
             "dim": engine.catalog.dim or None,
-            "embedder": None if embedder is None else {"name": embedder.name, "fingerprint": embedder.fingerprint},
+            "embedder": _told_embedder(embedder, engine.catalog.fingerprint),
             "weights": builtins.list(engine.weights),
             "decay_rate": engine.decay_rate,
             "path": None if engine.directory is None else str(engine.directory.path),
@@ -1405,6 +1409,13 @@ class Memory(Scope):
         self.close()
 
 
+def _told_embedder(embedder: Embedder | None, fingerprint: str | None) -> dict[str, str | None] | None:
+    """The embedder of a store; by its fingerprint alone, if it was opened without one."""
+    if embedder is not None:
+        return {"name": embedder.name, "fingerprint": embedder.fingerprint}
+    return None if fingerprint is None else {"name": None, "fingerprint": fingerprint}
+
+
 def open(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -1419,11 +1430,14 @@ def open(
     durability: str = "full",
     lock_timeout: float = 10.0,
     retention: Any = (),
+    create: bool = True,
 ) -> Memory:
-    """Opens a memory: in RAM, or in a directory, which is made if it isn't there.
+    """Opens a memory: in RAM, or in a directory, which is made if it isn't there and `create` allows it.
 
     `embedder` is "static", "hashed", an embedder object, a callable from texts to rows, or None (pass vectors
-    yourself). It is loaded when it is first needed. `clock` returns the time for calls that don't pass `now=`.
+    yourself). A callable is known again by its module and name: where several have the same, name each with
+    `memcore.embed.CallableEmbedder(fn, name=…)`. It is loaded when it is first needed. `clock` returns the time for
+    calls that don't pass `now=`.
     `weights` and `decay_rate` (or `half_life`) are the defaults of `recall`.
 
     A write to a directory is acknowledged when it is on disk. Any number of processes and threads may have the same
@@ -1448,7 +1462,8 @@ def open(
     if path is not None:  # the last that may fail before there is somebody to close it
         from memcore.store.directory import open_directory
 
-        directory = open_directory(path, durability=durability, lock_timeout=lock_timeout)
+        makes = gate.flag(create, "create")
+        directory = open_directory(path, durability=durability, lock_timeout=lock_timeout, create=makes)
     catalog = Catalog() if directory is None else directory.catalog
     engine = Engine(
         catalog=catalog,

@@ -15,6 +15,7 @@ from memcore import ids
 from memcore.clock import HOUR, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, decimal
+from memcore.store.files import reading
 from memcore.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -113,28 +114,29 @@ def hits(snapshot: Snapshot, found: Found, query: np.ndarray[Any, np.dtype[np.fl
         part, row = snapshot.part_of(position)
         columns = part.columns
         event_time = int(columns["event_time"][row])
-        metadata = part.view.text("metadata", row)
-        made.append(
-            Hit(
-                id=ids.to_text(int(columns["id_hi"][row]), int(columns["id_lo"][row])),
-                content=part.view.text("content", row) or "",
-                kind=KINDS[columns["kind"][row]],
-                total_score=score,
-                semantic_similarity=0.0 if query is None else float(dot64(columns["vector"][row], query)),
-                recency_component=float(recency(event_time, ask.now, ask.decay_rate)),
-                importance_component=decimal(columns["importance"][row]),
-                age_hours=max(ask.now - event_time, 0) / HOUR,
-                metadata=json.loads(metadata) if metadata else {},
-                key=part.view.text("key", row),
-                event_time=to_datetime(event_time),
-                session_id=snapshot.names[columns["session"][row]],
-                agent_role=snapshot.names[columns["role"][row]],
-                source=snapshot.names[columns["source"][row]],
-                confidence=decimal(columns["confidence"][row]),
-                untrusted=bool(columns["untrusted"][row]),
-                version=int(columns["version"][row]),
-                level=int(columns["level"][row]),
-                seq=int(columns["seq"][row]),
+        with reading(part.segment.source):
+            metadata = part.view.text("metadata", row)
+            made.append(
+                Hit(
+                    id=ids.to_text(int(columns["id_hi"][row]), int(columns["id_lo"][row])),
+                    content=part.view.text("content", row) or "",
+                    kind=KINDS[columns["kind"][row]],
+                    total_score=score,
+                    semantic_similarity=0.0 if query is None else float(dot64(columns["vector"][row], query)),
+                    recency_component=float(recency(event_time, ask.now, ask.decay_rate)),
+                    importance_component=decimal(columns["importance"][row]),
+                    age_hours=max(ask.now - event_time, 0) / HOUR,
+                    metadata=json.loads(metadata) if metadata else {},
+                    key=part.view.text("key", row),
+                    event_time=to_datetime(event_time),
+                    session_id=snapshot.names[columns["session"][row]],
+                    agent_role=snapshot.names[columns["role"][row]],
+                    source=snapshot.names[columns["source"][row]],
+                    confidence=decimal(columns["confidence"][row]),
+                    untrusted=bool(columns["untrusted"][row]),
+                    version=int(columns["version"][row]),
+                    level=int(columns["level"][row]),
+                    seq=int(columns["seq"][row]),
+                )
             )
-        )
     return Recall(made, found, ask)

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from memcore import gate
@@ -24,10 +24,12 @@ from memcore.errors import (
 from memcore.store import journal
 from memcore.store import repair as repairing
 from memcore.store.catalog import Catalog
+from memcore.store.cold import COLD
 from memcore.store.commits import Commits
-from memcore.store.files import SEGMENTS, sync_folder, write_fault
+from memcore.store.files import SEGMENTS, Source, check_file, sync_folder, write_fault
 from memcore.store.journal import CATALOG, Journal
 from memcore.store.maintenance import Maintenance, alone
+from memcore.store.snapshot import Snapshot
 from memcore.store.steps import step
 from memcore.store.verify import ASIDE, Progress, VerifyReport, check, quiet, wal_of
 
@@ -106,6 +108,17 @@ class Directory:
                     self.journal.let_go()
                     self.catalog.read_anew()
 
+    def check_files(self, snapshots: Sequence[Snapshot]) -> None:
+        """Refuses to read on where a segment file of some snapshots is not as it was written: before its rows are
+        written anew, with checksums of their own.
+        """
+        sources = (part.segment.source for snapshot in snapshots for part in snapshot.parts)
+        named = {source.file for source in sources if isinstance(source, Source)}
+        with self.maintenance.reading() as reader:
+            told = {file: (size, crc) for file, size, crc in reader.select("SELECT file, bytes, crc FROM segments")}
+        for file in sorted(named & told.keys()):
+            check_file(self.path / SEGMENTS / file, *told[file])
+
     def close(self) -> None:
         """One user less; the last one writes the counters and closes the files."""
         with _lock:
@@ -132,14 +145,20 @@ _open: dict[Path, Directory] = {}
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-def open_directory(path: object, *, durability: object, lock_timeout: object) -> Directory:
-    """Opens a store, and makes it if there is none; what an older memcore has left is still to be taken over."""
+def open_directory(path: object, *, durability: object, lock_timeout: object, create: bool) -> Directory:
+    """Opens a store, and makes it if there is none and it may; what an older memcore has left is still to be taken
+    over.
+    """
     place = directory_of(path)
     chosen = gate.choice(durability, "durability", DURABILITY)
     patience = gate.number(lock_timeout, "lock_timeout")
     if patience < 0:
         raise InvalidInput(f"lock_timeout is {patience:g} seconds; it must be at least 0")
     with _lock:
+        if not create and not _is_store(place):
+            raise StoreError(
+                f"{place} is no store: there is no {CATALOG} in it; check the path, or remember something there first"
+            )
         _make_folder(place)
         real = place.resolve()
         opened = _open.get(real)
@@ -161,6 +180,17 @@ def open_directory(path: object, *, durability: object, lock_timeout: object) ->
     return opened
 
 
+def _is_store(place: Path) -> bool:
+    """Whether anything of a store is there, whole or not."""
+    try:
+        names = {path.name for path in place.iterdir()}
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # opening it tells what is wrong
+    return bool(names & {CATALOG, f"{CATALOG}-wal", OLD_STATE, SEGMENTS, COLD})
+
+
 def verify(
     path: object, *, repair: bool = False, lock_timeout: object = 10.0, progress: Progress = quiet
 ) -> VerifyReport:
@@ -177,7 +207,7 @@ def verify(
             return opened.verify(repair=repair, progress=progress)
         finally:
             opened.close()
-    if not any(os.path.lexists(real / name) for name in (CATALOG, SEGMENTS, f"{CATALOG}-wal", ASIDE)):
+    if not any(os.path.lexists(real / name) for name in (CATALOG, SEGMENTS, COLD, f"{CATALOG}-wal", ASIDE)):
         old = "a store of format 1, which memcore.open takes over: open it, and verify it then"
         raise StoreError(f"{place} is {old if (real / OLD_STATE).exists() else 'no store; pass the directory of one'}")
     writable = os.access(real, os.W_OK)

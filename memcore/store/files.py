@@ -172,6 +172,19 @@ def crc_of_file(path: Path) -> tuple[int, int]:
     return size, crc
 
 
+def check_file(path: Path, size: int, crc: int) -> None:
+    """Refuses a segment file that is not as it was written."""
+    try:
+        found = crc_of_file(path)
+    except OSError:
+        return  # compaction has put another in its place; who reads it will tell if it is not so
+    if found != (size, crc):
+        raise StoreCorrupt(
+            f"{path} is damaged: its checksum is another than when it was written; nothing was changed: run memcore "
+            "verify --repair, which keeps the rows that are whole, or restore the store from an export"
+        )
+
+
 def sync_folder(folder: Path) -> None:
     """Has the names in a folder on disk."""
     handle = os.open(folder, os.O_RDONLY)
@@ -368,7 +381,26 @@ def _vectors(column: pa.Array, first: int, rows: int) -> npt.NDArray[np.float32]
 
 
 def _texts(column: pa.Array) -> pa.Array | None:
-    return None if column.null_count == len(column) else column
+    """A text column as the file has it; where its texts lie is checked, since Arrow would read outside the file."""
+    if column.null_count == len(column):
+        return None
+    _, offsets, data = column.buffers()
+    at = np.frombuffer(offsets, np.int32, count=len(column) + 1, offset=4 * column.offset)
+    size = 0 if data is None else data.size
+    if at[0] < 0 or at[-1] > size or (np.diff(at) < 0).any():
+        raise ValueError("a text lies outside it")
+    return column
+
+
+@contextlib.contextmanager
+def reading(source: object) -> Iterator[None]:
+    """Tells of a damaged file where reading rows of it raises: a byte that is no UTF-8, a code that names nothing."""
+    try:
+        yield
+    except (pa.ArrowException, LookupError, OverflowError, ValueError, SystemError) as fault:
+        if not isinstance(source, Source) or isinstance(fault, StoreError):
+            raise
+        raise corrupt(Path(source.file), fault) from fault
 
 
 def crcs_of(batch: pa.RecordBatch, first: int, rows: int) -> npt.NDArray[np.uint32]:

@@ -437,6 +437,8 @@ class Journal:
             yield
         except sqlite3.Error as fault:
             raise self._fault(fault, doing) from fault
+        except UnicodeDecodeError as fault:  # SQLite quotes what it cannot read
+            raise StoreCorrupt(f"{self.path} is damaged: a text of it is no UTF-8 ({fault}); {_NEXT}") from fault
 
     def _fault(self, fault: sqlite3.Error, doing: str) -> MemcoreError:
         code = getattr(fault, "sqlite_errorcode", 0)

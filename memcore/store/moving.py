@@ -26,25 +26,21 @@ _TOLD = ("id_hi", "id_lo", "seq", "superseded_seq", "lapsed")
 def move_out(
     catalog: Catalog, scope: Name, written: Snapshot, positions: I64, files: Sequence[ColdFile], now: int
 ) -> set[Id]:
-    """Names the files into which rows of a snapshot were written, and forgets the hot ones; the ids that were moved.
+    """Names the files into which rows of a snapshot were written, and forgets the hot ones. Under the lock.
 
-    A memory that somebody has changed or forgotten meanwhile stays as it is: its rows in the files are gone at once.
-    Under the lock.
+    Or does nothing, and returns the ids of the memories that somebody has changed or forgotten meanwhile: the files
+    must not hold them, since the same rows may come to the cold tier later, in another file.
     """
     partition = catalog.partition(scope)
     c = {name: written.values(positions, name) for name in _TOLD}
     names = _ids(c["id_hi"], c["id_lo"])
-    moved = set(names) - _changed(partition, c, names)
-    if not moved:
-        return moved
-    catalog.seq += 1
-    catalog.forgettings.append(Forgetting(catalog.seq, scope, now, True))
-    partition.forget(moved, catalog.seq)
-    stale = np.array([name not in moved for name in names], dtype=np.bool_)
-    lasts = (c["superseded_seq"] == 0) | c["lapsed"]
-    named = [file._replace(moved_seq=catalog.seq) for file in files]
-    partition.cold = partition.cold.with_files(named).without(c["seq"][stale], lasts[stale], catalog.seq)
-    return moved
+    changed = _changed(partition, c, names)
+    if not changed:
+        catalog.seq += 1
+        catalog.forgettings.append(Forgetting(catalog.seq, scope, now, True))
+        partition.forget(set(names), catalog.seq)
+        partition.cold = partition.cold.with_files([file._replace(moved_seq=catalog.seq) for file in files])
+    return changed
 
 
 def _changed(partition: Partition, written: Columns, names: Sequence[Id]) -> set[Id]:

@@ -17,6 +17,7 @@ from memcore.gate import KINDS
 from memcore.store import links
 from memcore.store import segment as segments
 from memcore.store.cold import NO_COLD, Cold
+from memcore.store.files import reading
 from memcore.store.links import LinkTable
 from memcore.store.segment import Columns, Segment
 
@@ -147,7 +148,9 @@ class Partition:
     def by_key(self, kind: int, key: str) -> Ref | None:
         """The standing row that a key of an upserted kind names."""
         for segment in reversed(self.segments):
-            for row in reversed(segment.rows_under(key)):
+            with reading(segment.source):
+                rows = segment.rows_under(key)
+            for row in reversed(rows):
                 ref = Ref(segment, row)
                 if ref.get("kind") == kind and not ref.get("superseded_seq") and not ref.get("forgotten_seq"):
                     return ref
@@ -156,7 +159,8 @@ class Partition:
     def retry(self, session: int, role: int, key: str) -> int | None:
         """The seq of the first row that was written with this idempotency key in a session and role."""
         for segment in (*self.segments, *self.cold_segments()):
-            row = segment.retry_of(session, role, key)
+            with reading(segment.source):
+                row = segment.retry_of(session, role, key)
             if row is not None:
                 return segment.get("seq", row)
         return None

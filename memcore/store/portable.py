@@ -7,7 +7,7 @@ memory has its `links` to others, if there are any: a list of objects with the c
 file is written beside its name and renamed when it is whole.
 
 What is read may be of three kinds, row by row: whole, as an export writes it; with an id of its own, which is added
-unless that id is here; and new, with the fields of `remember` alone.
+unless that id is here; and new, with the fields of `remember` alone. Files of the cold tier are whole rows too.
 
 Neither reading nor writing holds more than some thousand rows in RAM. What is read waits in a `Spool` until all of it
 is checked, so that a faulty file changes nothing; then it goes in, a commit for each `COMMIT_ROWS`. If that is cut off,
@@ -679,15 +679,21 @@ def _open_parquet(source: Path) -> tuple[Header, Iterator[_Batch]]:
         raise StoreCorrupt(f"{source} is not a whole Parquet file ({_reason(fault)}); use another copy") from fault
     metadata = file.schema_arrow.metadata or {}
     told = None
+    own: list[str] = []  # columns that a store's own files have for itself: the record has all that they tell
     if b"memcore_format" in metadata:
         told = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in metadata.items()}
+        names = file.schema_arrow.names
+        own = [name for name in names if name.startswith("_")]
+        vector = file.schema_arrow.field("vector").type if names.count("vector") == 1 else None
+        if "dim" not in told and vector is not None and pa.types.is_fixed_size_list(vector):
+            told["dim"] = str(vector.list_size)  # a file of the cold tier has no more of a header than its embedder
 
     def batches() -> Iterator[_Batch]:
         begun = 0
         try:
             for group in range(file.num_row_groups):  # asked for all of them, Arrow reads the whole file ahead
                 for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                    yield _parquet_batch(source, pa.Table.from_batches([batch]), begun)
+                    yield _parquet_batch(source, pa.Table.from_batches([batch]).drop_columns(own), begun)
                     begun += batch.num_rows
         except (pa.ArrowException, OSError) as fault:
             raise StoreCorrupt(

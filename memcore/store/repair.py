@@ -181,7 +181,7 @@ class _Repair:
         self._rows()
         self.ledger.close()
         self._marks()
-        if not len(self.ledger) and self._had_rows():
+        if not len(self.ledger) and self._had_rows() and not any(map(_is_cold_file, self._cold_files())):
             raise StoreCorrupt(
                 f"no row of the store {self.directory} is whole, in no file of it; nothing was changed: restore it "
                 "from an export, or put back files that were lost"
@@ -529,7 +529,7 @@ class _Repair:
         (self.aside / _NEW).mkdir(parents=True)
         for found in self.salvaged:
             self.named.append(self._rewritten(found))
-        if self.state is None:
+        if self.state is None and len(self.ledger):
             self.notes.append(
                 "the embedder's fingerprint is lost: open the store with embedder=None, or embed all texts anew with "
                 "reembed"
@@ -546,10 +546,19 @@ class _Repair:
             f"{ASIDE}/{self.aside.name}",
             dict(+self.kept), dict(+self.rebuilt), dict(+self.lost), list(self.lost_ids), self.at_risk, self.fell_back,
             sorted(path.relative_to(self.aside).as_posix() for path in self.aside.rglob("*") if path.is_file()),
-            self.notes,
+            self.notes, self._unknown(),
         )  # fmt: skip
         _write_report(self.aside, dataclasses.asdict(report))
         return report
+
+    def _unknown(self) -> list[str]:
+        """Tables that have lost rows, nobody knows how many. Not those that were built anew from what else there is,
+        nor those whose lost rows are told by an index or by the files that they named.
+        """
+        told = {"scopes", "names", "segments", "cold", "state"}
+        told |= {name for name in ("rows", "marks") if self.indexed[f"{name}_of_scope"] is not None}
+        lost = [name for name, found in self.catalog.items() if name not in told and not found.complete]
+        return [*lost, "state"] if self.state is None and len(self.ledger) else lost
 
     def _rewritten(self, found: list[Rows]) -> _File:
         """Writes the rows that a damaged file had into a new one."""
@@ -643,6 +652,9 @@ class _Repair:
                 "is not known, so their rows can be restored until they are compacted"
             )
 
+    def _cold_files(self) -> list[Path]:
+        return sorted((self.directory / cold.COLD).rglob("*.parquet"))
+
     def _cold(self) -> None:
         """Cold files that are not as they were are put aside."""
         kept = []
@@ -666,12 +678,21 @@ class _Repair:
         self.catalog["cold"].rows = kept
         if not self.catalog["cold"].complete:
             named = {row[1] for row in kept}
-            left = [path for path in sorted(root.rglob("*.parquet")) if path.relative_to(root).as_posix() not in named]
-            self.bad += [path for path in left if path not in self.bad]
-            if left:
-                self.lost["cold_files"] = len(left)
+            left = [path for path in self._cold_files() if path.relative_to(root).as_posix() not in named]
+            left = [path for path in left if path not in self.bad]
+            self.bad += left
+            self.lost["cold_files"] = len(left)
+            whole_files = [path for path in left if _is_cold_file(path)]
+            if whole_files:
                 self.notes.append(
-                    f"{len(left):,} files of the cold tier are named no more: memcore import reads each of them"
+                    f"{len(whole_files):,} whole files of the cold tier are named no more: import each of them with "
+                    f"memcore import, from {ASIDE}/{self.aside.name}/{cold.COLD}, the latest month first: of a memory "
+                    "with versions in several files those in the first one count. What was forgotten in them and not "
+                    "compacted comes back with them"
+                )
+            if len(left) > len(whole_files):
+                self.notes.append(
+                    f"{len(left) - len(whole_files):,} files of the cold tier are named no more, and are not whole"
                 )
 
     def _swap(self, new: Path) -> None:
@@ -731,6 +752,15 @@ def _is_link(row: Row) -> bool:
     if not (isinstance(src, bytes) and isinstance(dst, bytes) and (attributes is None or _is_text(attributes))):
         return False
     return bool(journal.crc_of_link(src, relation, dst, attributes) == crc)
+
+
+def _is_cold_file(path: Path) -> bool:
+    """Whether a file of the cold tier can be read to its end, by its own checksums, and has rows."""
+    try:
+        rows: int = cold.Folder(path.parent).read(path.name).num_rows
+    except FAULTS:
+        return False
+    return rows > 0
 
 
 def _is_text(value: object) -> bool:

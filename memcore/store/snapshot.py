@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memcore import ids
-from memcore.clock import to_datetime
+from memcore.clock import in_years, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import LINK_SCHEMA, TIMESTAMP, Record, decimal, record_schema
+from memcore.store.files import reading
 from memcore.store.links import NEVER, SUMMARIZES, View
 from memcore.store.partition import Shown
-from memcore.store.segment import FIXED, Columns, Segment
+from memcore.store.segment import FIXED, TEXTS, Columns, Segment
 
 Mask = npt.NDArray[np.uint8]
 EVERY: Mask = np.empty(0, dtype=np.uint8)  # the mask of a part in which every row is allowed; writable like all masks,
@@ -196,7 +198,10 @@ class Snapshot:
 
     def positions_under(self, key: str) -> npt.NDArray[np.int64]:
         """The positions of all rows written under a key, forgotten ones too, oldest first."""
-        found = [part.base + row for part in self.parts for row in part.segment.rows_under(key) if row < part.n]
+        found: list[int] = []
+        for part in self.parts:
+            with reading(part.segment.source):
+                found += (part.base + row for row in part.segment.rows_under(key) if row < part.n)
         return np.array(found, dtype=np.int64)
 
     # What they hold
@@ -237,9 +242,10 @@ class Snapshot:
         texts = {name: _Cells(part.view.text, name) for name in part.view.texts}
         counters = {name: _Cells(part.segment.get, name) for name in ("access_count", "last_access")}
         columns = {**part.columns, **texts, **counters}
-        return record(
-            columns, row, names=self.names, tenant_id=self.tenant_id, project_id=self.project_id, seq=self.seq
-        )
+        with reading(part.segment.source):
+            return record(
+                columns, row, names=self.names, tenant_id=self.tenant_id, project_id=self.project_id, seq=self.seq
+            )
 
     def table(self, positions: npt.NDArray[np.int64]) -> pa.Table:
         """The record table of the rows at rising positions, in that order."""
@@ -277,6 +283,18 @@ class Snapshot:
 
     def column(self, part: Part, name: str, rows: npt.NDArray[np.int64] | None = None) -> pa.Array:
         """One column of the record at these rows of a part, all of them by default."""
+        with reading(part.segment.source):
+            made = self._column(part, name, rows)
+            if part.segment.source is not None:  # who reads the table later would not know the file
+                if name in TEXTS:
+                    made.validate(full=True)  # its UTF-8
+                elif made.type == TIMESTAMP:
+                    for micros in pc.min_max(made.view(pa.int64())).values():
+                        if micros.is_valid:
+                            in_years(micros.as_py(), micros.as_py(), name)
+        return made
+
+    def _column(self, part: Part, name: str, rows: npt.NDArray[np.int64] | None) -> pa.Array:
         at = slice(None) if rows is None else rows
         n = part.n if rows is None else len(rows)
 

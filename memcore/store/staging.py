@@ -102,6 +102,9 @@ class Staging:
                 "ORDER BY c.tenant, c.project, p.first_seq",
                 file,
             )
+            told = reader.select("SELECT bytes, crc FROM segments WHERE file = ?", file)
+        for size, crc in told:  # what is damaged must not be written anew as if it were whole
+            files.check_file(self._journal.directory / SEGMENTS / file, size, crc)
         try:
             opened = open_file(self._journal, file)
         except StoreCorrupt:

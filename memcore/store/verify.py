@@ -75,7 +75,8 @@ class Problem:
 class RepairReport:
     """What a repair did. `kept` and `rebuilt` count what is in the store now, `lost` what is known to be missing;
     `moved` names what was put aside, below `aside`; `notes` say what cannot be known. `at_risk` are the ids of memories
-    that may be here although they were forgotten or replaced, `fell_back` those of which an earlier version stands.
+    that may be here although they were forgotten or replaced, `fell_back` those of which an earlier version stands,
+    `unknown` the tables of the catalog that have lost rows, of which it cannot be known how many.
     """
 
     aside: str
@@ -87,6 +88,12 @@ class RepairReport:
     fell_back: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether all that was there still is."""
+        return not (self.lost or self.lost_ids or self.at_risk or self.fell_back or self.unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,6 +671,9 @@ class _Check:
 
     def strays(self, found: Sequence[Path], readable: bool) -> None:
         named = set(self.places) if readable else {f"{SEGMENTS}/{path.name}" for path in found}
+        if not readable:  # whether the catalog names them cannot be known
+            cold = (self.directory / COLD).rglob("*.parquet")
+            named |= {path.relative_to(self.directory).as_posix() for path in cold}
         named |= {f"{CATALOG}-wal", f"{CATALOG}-shm", LOCK, CATALOG}
         left, others = [], []
         for path in sorted(self.directory.rglob("*")):

@@ -17,6 +17,7 @@ from memcore.cli import main
 
 BINARY = Path(sys.executable).parent / "memcore"
 CATALOG = "catalog.sqlite"
+YEAR_2020 = 1_577_836_800  # its first second
 
 
 @pytest.fixture
@@ -72,12 +73,12 @@ def test_a_damaged_store_exits_1_and_is_repaired(store):
     assert (code, err) == (1, "")
     assert f"{store}: 1 problems\n  segments/{name}: its CRC-32 is not the catalog's; 19 of 20" in out
     code, out, err = run(store, "verify", "--repair")
-    assert (code, err) == (0, "")
-    assert f"{store}: all is as it was written\nrepaired:\n  segments/{name}: " in out
+    assert (code, err) == (1, "")
+    assert out.startswith(f"{store}: repaired with losses: 1 rows\nrepaired:\n  segments/{name}: ")
     assert "  lost: 1 rows\n  lost ids: " in out
     assert f"segments/{name}" in out.split("moved: ")[1]
     told = of_json(store, "verify")
-    assert (told["ok"], told["checked"]["rows"]) == (True, 20)
+    assert (told["ok"], told["lossless"], told["checked"]["rows"]) == (True, True, 20)
     (aside,) = (store / "aside").iterdir()
     (note,) = told["notes"]
     assert note == (
@@ -94,8 +95,87 @@ def test_a_store_that_cannot_be_opened_is_verified_and_repaired(store):
     assert "memcore verify" in err
     assert of_json(store, "verify", code=1)["problems"][0]["file"] == CATALOG
     told = of_json(store, "verify", "--repair")
-    assert (told["ok"], told["repair"]["lost"]) == (True, {})
+    assert (told["ok"], told["lossless"], told["repair"]["lost"]) == (True, True, {})
     assert len(of_json(store, "list")) == 21
+
+
+def test_a_repair_that_loses_nothing_says_so(store):
+    (store / CATALOG).write_bytes(b"x" * 100 + (store / CATALOG).read_bytes()[100:])
+    code, out, err = run(store, "verify", "--repair")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{store}: repaired, and nothing is lost\nrepaired:\n")
+
+
+def test_a_repair_with_losses_exits_1_in_json_too(store):
+    damage(store)
+    told = of_json(store, "verify", "--repair", code=1)
+    assert (told["ok"], told["lossless"], told["problems"]) == (True, False, [])
+    assert told["repair"]["lost"] == {"rows": 1}
+    assert run(store, "verify")[0] == 0
+
+
+def test_a_repair_without_the_catalog_tells_that_its_losses_are_not_known(store):
+    (store / CATALOG).unlink()
+    code, out, err = run(store, "verify", "--repair")
+    assert (code, err) == (1, "")
+    first = out.partition("\n")[0]
+    assert first == (
+        f"{store}: repaired with losses: marks, so that 20 memories may be here although they were forgotten; some of "
+        "the catalog's rows, marks, counters, forgettings, links, cold_marks, state, how many is not known"
+    )
+    assert run(store, "verify")[0] == 0
+
+
+def test_cold_files_that_a_repair_puts_aside_are_imported(tmp_path):
+    """All rows lie in the cold tier, and the catalog is gone."""
+    path = tmp_path / "cold.mem"
+    with memcore.open(path, embedder="hashed") as mem:
+        ops = mem.scope("acme")
+        ids = ops.remember_many(
+            {"content": f"row {i}", "importance": 0.1, "event_time": YEAR_2020 + 40 * 86_400 * (i % 2)}
+            for i in range(6)
+        )
+        ops.update(ids[0], content="row 0 again")
+        assert set(ops.prune().ids) == set(ids)
+        before = [ops.history(id=id, tiers=("hot", "cold")).to_arrow().drop_columns("seq") for id in ids]
+        mem.compact()
+    (path / CATALOG).unlink()
+    report = of_json(path, "verify", code=1)
+    assert [problem["file"] for problem in report["problems"]] == [CATALOG]
+    assert not any(note.startswith("nothing names cold/") for note in report["notes"])
+    told = of_json(path, "verify", "--repair", code=1)
+    assert (told["ok"], told["lossless"], told["repair"]["lost"]) == (True, False, {"cold_files": 2})
+    aside = told["repair"]["aside"]
+    assert (
+        "2 whole files of the cold tier are named no more: import each of them with memcore import, from "
+        f"{aside}/cold, the latest month first: of a memory with versions in several files those in the first one "
+        "count. What was forgotten in them and not compacted comes back with them"
+    ) in told["repair"]["notes"]
+    assert of_json(path, "verify")["checked"]["rows"] == 0
+    files = sorted((path / aside).rglob("*.parquet"), reverse=True)
+    for file in files:
+        of_json(path, "import", str(file))
+    with memcore.open(path, embedder="hashed") as mem:
+        ops = mem.scope("acme")
+        assert [ops.history(id=id).to_arrow().drop_columns("seq") for id in ids] == before
+        assert [record.version for record in ops.history(id=ids[0])] == [1, 2]
+        assert ops.recall("row 3", k=1)[0].id == ids[3]
+    assert of_json(path, "verify")["ok"] is True
+
+
+def test_a_store_of_which_no_cold_file_is_whole_is_not_repaired(tmp_path):
+    path = tmp_path / "cold.mem"
+    with memcore.open(path, embedder="hashed") as mem:
+        mem.remember("faded", importance=0.1, event_time=YEAR_2020)
+        assert mem.prune().count == 1
+        mem.compact()
+    (file,) = path.rglob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-1])
+    (path / CATALOG).unlink()
+    code, _, err = run(path, "verify", "--repair")
+    assert code == 1
+    assert err.startswith(f"memcore: no row of the store {path} is whole, in no file of it; nothing was changed: ")
+    assert file.exists()
 
 
 def test_errors_are_one_line(tmp_path, store):

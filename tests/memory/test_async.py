@@ -524,7 +524,7 @@ def test_errors_arrive_as_they_are():
             with pytest.raises(memcore.VersionConflict) as conflict:
                 await mem.update(first.id, content="new", if_version=7)
             assert (conflict.value.expected, conflict.value.found) == (7, 1)
-            with pytest.raises(memcore.NotFound, match="it was never there, was forgotten or has expired"):
+            with pytest.raises(memcore.NotFound, match="it was never there, was forgotten, has expired"):
                 await mem.update("00000000-0000-7000-8000-00000000ffff", content="new")
             with pytest.raises(memcore.DimensionMismatch, match="vector has 3 dimensions and the store has 2"):
                 await mem.remember("row", vector=[1, 0, 0])

@@ -848,3 +848,58 @@ def test_an_export_names_the_embedder_also_when_the_store_is_opened_without(tmp_
     with_header(tmp_path / "z.jsonl", embedder="other/3", dim="0")
     with pytest.raises(memcore.EmbedderMismatch):
         other.import_(tmp_path / "z.jsonl")
+
+
+# Files of the cold tier
+
+
+def cold_file(path, embedder):
+    """A store whose rows lie in one cold file: that, and all that it holds but for the seqs."""
+    with memcore.open(path, embedder=embedder) as mem:
+        ops = mem.scope("acme", "p", "s", "r")
+        given = {} if embedder else {"vector": np.arange(5.0)}
+        ids = ops.remember_many(
+            {"content": f"row {i}", "importance": 0.1, "event_time": T, "metadata": {"i": i}, **given} for i in range(6)
+        )
+        ops.update(ids[2], content="row 2 again", event_time=T, **given)
+        ops.forget(ids[3])
+        assert ops.prune(now=T + timedelta(days=400)).count == 5
+        (file,) = (path / "cold").rglob("*.parquet")
+        return file, {id: versions_of(ops, id, tiers=("hot", "cold")) for id in ids}
+
+
+def versions_of(ops, id, **options):
+    return ops.history(id=id, **options).to_arrow().drop_columns("seq").to_pylist()
+
+
+@pytest.mark.parametrize("embedder", ["hashed", None])
+def test_a_file_of_the_cold_tier_is_imported_whole(tmp_path, embedder):
+    file, wanted = cold_file(tmp_path / "a", embedder)
+    assert "_id_hi" in pq.read_schema(file).names
+    with memcore.open(tmp_path / "b", embedder=embedder) as mem:
+        assert mem.import_(file) == portable.ImportReport(new=6, present=0)
+        ops = mem.scope("acme", "p", "s", "r")
+        assert {id: versions_of(ops, id) for id in wanted} == wanted
+        assert sorted(map(len, wanted.values())) == [0, 1, 1, 1, 1, 2]
+        assert mem.import_(file) == portable.ImportReport(new=0, present=6)
+
+
+def test_a_file_of_the_cold_tier_tells_the_width_of_its_vectors(tmp_path):
+    file, _ = cold_file(tmp_path / "a", None)
+    with memcore.open(embedder="hashed") as mem:
+        mem.remember("here")
+        with pytest.raises(memcore.EmbedderMismatch) as raised:
+            mem.import_(file)
+        assert f"{file} holds vectors that its writer passed, of no known embedder" in str(raised.value)
+
+
+def test_a_column_with_an_underscore_is_passed_over_in_files_of_memcore_alone(tmp_path):
+    path = tmp_path / "x.parquet"
+    table = pa.table({"content": ["a", "b"], "_mine": [1, 2]})
+    pq.write_table(table, path)
+    with memcore.open(embedder=None) as mem:
+        with pytest.raises(memcore.InvalidInput) as raised:
+            mem.import_(path)
+        assert f"{path}, row 0: unknown field '_mine' (str); a record has " in str(raised.value)
+        pq.write_table(table.replace_schema_metadata({"memcore_format": "1"}), path)
+        assert mem.import_(path) == portable.ImportReport(new=2, present=0)
