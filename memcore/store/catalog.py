@@ -40,15 +40,18 @@ MOST_ACCESSES = 2**31 - 1  # what the column holds
 CODED = ("session", "role", "source")
 
 
+_NEVER_SET = (*MUTABLE, "tokens")  # in a new row, but for the tokens of a working memory
+_SET = [(name, np.dtype(dtype)) for name, dtype in FIXED.items() if name not in _NEVER_SET]
+
+
 def columns_of(n: int) -> Columns:
     """Columns for `n` new rows, all zero and without texts, to be filled in and given to `Catalog.commit`.
 
     Those that a new row never sets are read-only, so as not to cost anything.
     """
-    columns: Columns = {
-        name: zeros(name, n) if name in MUTABLE or name == "tokens" else np.zeros(n, dtype=dtype)
-        for name, dtype in FIXED.items()
-    }
+    columns: Columns = {name: zeros(name, n) for name in _NEVER_SET}
+    for name, dtype in _SET:
+        columns[name] = np.zeros(n, dtype)
     columns.update((name, [None] * n) for name in TEXTS)
     columns["vector"] = None
     return columns

@@ -310,6 +310,7 @@ class Journal:
     def __init__(self, directory: Path, *, durability: str, lock_timeout: float) -> None:
         self.directory = directory
         self.path = directory / CATALOG
+        self._name = os.fspath(self.path)
         self.durability = durability
         self.lock_timeout = lock_timeout
         self.busy = threading.RLock()  # who writes or maintains; a fork waits for it
@@ -356,7 +357,7 @@ class Journal:
         if self._file is None:
             return True
         try:
-            there = self.path.stat()
+            there = os.stat(self._name)  # noqa: PTH116  # in each commit: Path.stat takes 4 µs more
         except OSError:
             return False
         return self._file == (there.st_dev, there.st_ino)
