@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from memcore import clock, config, gate
 from memcore.agent.working import CountTokens, make_room
-from memcore.errors import EmbedderMismatch, MemcoreError, StoreClosed
+from memcore.errors import EmbedderMismatch, InvalidInput, MemcoreError, StoreClosed
 from memcore.store import cold, moving, portable, restore
 from memcore.store.catalog import CLOSED, Catalog
 from memcore.store.commits import Batch, Commits, Ticket
@@ -181,6 +181,10 @@ class Engine:
         from memcore.lifecycle import reembed  # with SQLite and Parquet, which a store in RAM does without
 
         self.check_open()
+        if embedder.fingerprint == self.catalog.fingerprint:
+            raise InvalidInput(
+                f"the store's vectors are those of {embedder.fingerprint!r} already; reembed takes another embedder"
+            )
 
         def settle() -> None:
             self.embedder = embedder

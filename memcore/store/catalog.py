@@ -254,11 +254,14 @@ class Catalog:
             while self._begun is not None and state.seq > self.seq:  # the commit under way, and then another's
                 self.shown.wait()
             self.notice(state)
-            self._asked = asked
+            if self._begun is None:  # else what it leaves out is still to be noticed
+                self._asked = asked
 
     def notice(self, state: State) -> None:
         """Takes note of how far the store is. Under the lock."""
         assert self.journal is not None
+        if state.generation != self.generation:
+            self.journal.files.clear()
         self.generation, self.sealed_upto = state.generation, state.sealed_upto
         if state.seq > self.seq:
             self.seq = self.foreign = state.seq

@@ -125,11 +125,11 @@ class Commits:
 
     def _wait(self, tickets: Sequence[Ticket]) -> None:
         """Has tickets done, by this thread or another."""
-        with self._lock:
-            self._queue += tickets
-            if self._leader is None:
-                self._leader = tickets[0]
         try:
+            with self._lock:
+                self._queue += tickets
+                if self._leader is None:
+                    self._leader = tickets[0]
             for ticket in tickets:
                 if not ticket.done and self._leader is not ticket:
                     ticket.woken.acquire()  # done, or to lead
@@ -156,22 +156,21 @@ class Commits:
     def _hand_over(self, mine: Ticket) -> None:
         """Wakes those whose writes the leader had taken, and the one who leads next."""
         with self._lock:
-            taken = [mine]
-            if self._leader is mine:
-                taken += self._taken
-                self._taken = []
-            for ticket in taken:
+            leads = self._leader is mine
+            for ticket in [mine, *(self._taken if leads else ())]:
                 if not ticket.done:
                     ticket.fault = ticket.fault or _interrupted()
                     ticket.done = True
                 if ticket in self._queue:
                     self._queue.remove(ticket)
-                if ticket is not mine:
+                if ticket is not mine and ticket.woken.locked():  # again, after a signal's handler raised in here
                     ticket.woken.release()
-            if self._leader is mine:
-                self._leader = self._queue[0] if self._queue else None
-                if self._leader is not None:
-                    self._leader.woken.release()
+            if leads:
+                following = self._queue[0] if self._queue else None
+                if following is not None and following.woken.locked():
+                    following.woken.release()
+                # Last of all, and together: whoever comes here again still finds whom to wake.
+                self._taken, self._leader = [], following
 
     def sweep(self) -> CompactReport:
         """Frees all that was forgotten in a store in RAM."""

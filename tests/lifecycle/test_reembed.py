@@ -205,6 +205,14 @@ def test_compacting_gives_up_what_was_staged(tmp_path):
         assert mem.verify().ok
 
 
+def test_the_embedder_that_a_store_has_is_refused(path):
+    with filled(path) as mem, pytest.raises(memcore.InvalidInput) as raised:
+        mem.reembed(width(5, "old"))
+    assert str(raised.value) == (
+        f"the store's vectors are those of {width(5, 'old').fingerprint!r} already; reembed takes another embedder"
+    )
+
+
 def test_progress_is_told(path):
     told: list[tuple[int, int]] = []
     with filled(path) as mem:

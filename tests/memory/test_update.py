@@ -124,8 +124,8 @@ def test_what_is_not_there_cannot_be_updated(mem, gone):
     with pytest.raises(memcore.NotFound) as raised:
         ops.update(id, importance=1.0, now=LATER)
     assert str(raised.value) == (
-        f"no memory {id} in tenant 't', project 'p'; it was never there, was forgotten, has expired or lies in the cold "
-        "tier (restore it first): list() shows what is there"
+        f"no memory {id} in tenant 't', project 'p'; it was never there, was forgotten, has expired or lies in the "
+        "cold tier (restore it first): list() shows what is there"
     )
     assert isinstance(raised.value, KeyError)
 
