@@ -260,8 +260,6 @@ class Catalog:
     def notice(self, state: State) -> None:
         """Takes note of how far the store is. Under the lock."""
         assert self.journal is not None
-        if state.generation != self.generation:
-            self.journal.files.clear()
         self.generation, self.sealed_upto = state.generation, state.sealed_upto
         if state.seq > self.seq:
             self.seq = self.foreign = state.seq

@@ -155,10 +155,8 @@ def open_directory(path: object, *, durability: object, lock_timeout: object, cr
     if patience < 0:
         raise InvalidInput(f"lock_timeout is {patience:g} seconds; it must be at least 0")
     with _lock:
-        if not create and not _is_store(place):
-            raise StoreError(
-                f"{place} is no store: there is no {CATALOG} in it; check the path, or remember something there first"
-            )
+        if not create:
+            _check_is_store(place)
         _make_folder(place)
         real = place.resolve()
         opened = _open.get(real)
@@ -180,15 +178,17 @@ def open_directory(path: object, *, durability: object, lock_timeout: object, cr
     return opened
 
 
-def _is_store(place: Path) -> bool:
-    """Whether anything of a store is there, whole or not."""
+def _check_is_store(place: Path) -> None:
+    """Refuses a place where nothing of a store is, whole or not. What else is wrong with it, opening it tells."""
+    why = f"there is no {CATALOG} in it"
     try:
-        names = {path.name for path in place.iterdir()}
-    except FileNotFoundError:
-        return False
+        if {path.name for path in place.iterdir()} & {CATALOG, f"{CATALOG}-wal", OLD_STATE, SEGMENTS, COLD}:
+            return
+    except FileNotFoundError as fault:
+        why = fault.strerror or why
     except OSError:
-        return True  # opening it tells what is wrong
-    return bool(names & {CATALOG, f"{CATALOG}-wal", OLD_STATE, SEGMENTS, COLD})
+        return
+    raise StoreError(f"{place} is no store: {why}; check the path, or remember something there first")
 
 
 def verify(

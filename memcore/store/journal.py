@@ -311,7 +311,6 @@ class Journal:
         self.directory = directory
         self.path = directory / CATALOG
         self._name = os.fspath(self.path)
-        self.files: dict[str, Any] = {}  # open segment files, for many scopes to share; of the list as it is now
         self.durability = durability
         self.lock_timeout = lock_timeout
         self.busy = threading.RLock()  # who writes or maintains; a fork waits for it

@@ -196,9 +196,11 @@ def test_a_store_that_is_not_there_is_made_only_where_that_is_meant(tmp_path):
     with pytest.raises(memcore.StoreError) as raised:
         memcore.open(tmp_path / "typo", embedder=None, create=False)
     assert str(raised.value) == (
-        f"{tmp_path / 'typo'} is no store: there is no catalog.sqlite in it; check the path, or remember something "
-        "there first"
+        f"{tmp_path / 'typo'} is no store: No such file or directory; check the path, or remember something there first"
     )
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(memcore.StoreError, match="is no store: there is no catalog"):
+        memcore.open(tmp_path / "empty", embedder=None, create=False)
     assert not (tmp_path / "typo").exists()
     memcore.open(tmp_path / "m", embedder=None).close()
     memcore.open(tmp_path / "m", embedder=None, create=False).close()
