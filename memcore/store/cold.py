@@ -29,7 +29,7 @@ from memcore.errors import StoreCorrupt
 from memcore.gate import KINDS, first_line
 from memcore.schema import TIMESTAMP
 from memcore.store import segment as segments
-from memcore.store.files import crc_of_file, sync_folder, write_fault
+from memcore.store.files import appearing, crc_of_file, sync_folder
 from memcore.store.segment import FIXED, SPARSE, TEXTS, Columns, Segment
 from memcore.store.steps import step
 
@@ -167,8 +167,7 @@ class Folder:
         import pyarrow.parquet as pq
 
         path = self.root / name
-        part = path.with_name(f".{path.name}.part")
-        try:
+        with appearing(path) as part:
             self._make(path.parent)
             with part.open("wb") as file:
                 pq.write_table(table, file, compression="zstd", write_page_checksum=True)
@@ -177,13 +176,6 @@ class Folder:
             size, crc = crc_of_file(part)
             part.replace(path)
             sync_folder(path.parent)
-        except OSError as fault:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise write_fault(path, fault) from fault
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
         return size, crc
 
     def _make(self, folder: Path) -> None:

@@ -97,8 +97,7 @@ def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -
     words = _words(shares, names)
     parts: list[Written] = []
     start = 0
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with appearing(path) as part:
         with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for number, batch in enumerate(_batches(shares)):
                 columns = [_columns(share) for share in batch]
@@ -118,6 +117,15 @@ def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -
         part.replace(path)
         step("after a file has its name")
         sync_folder(path.parent)
+    return parts, size, crc
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write under, and to rename when all is on disk; after an error nothing of it is left."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
     except OSError as fault:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -125,7 +133,6 @@ def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    return parts, size, crc
 
 
 def _batches(shares: Sequence[Share]) -> Iterator[list[Share]]:

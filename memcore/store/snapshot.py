@@ -181,17 +181,6 @@ class Snapshot:
             ]
         )
 
-    def positions_of(self, seqs: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The positions of the rows with these rising seqs; those that aren't here are left out."""
-        wanted = np.asarray(seqs, dtype=np.int64)
-        found = []
-        for part in self.parts:
-            held = part.columns["seq"]
-            mine = wanted[np.searchsorted(wanted, held[0]) : np.searchsorted(wanted, held[-1], side="right")]
-            rows = np.searchsorted(held, mine)
-            found.append(part.base + rows[held[rows] == mine])
-        return _joined(found)
-
     def positions_with(self, names: set[tuple[int, int]]) -> npt.NDArray[np.int64]:
         """The positions of all versions of these ids (high half, low half), oldest first."""
         return _joined([part.base + part.view.rows_with(names) for part in self.parts])
