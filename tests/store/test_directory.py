@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import memcore
+from catalogs import whole
 from memcore.embed import HashedEmbedder
 from memcore.store import directory
 from running import held, run
@@ -46,16 +47,6 @@ def handles(path: Path) -> list[str]:
     """The files of a store that this process has open."""
     found = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     return [name for name in found if name.startswith(str(path))]
-
-
-def whole(path: Path) -> bool:
-    """Whether SQLite finds nothing wrong in the catalog."""
-    with closing(sqlite3.connect(path / CATALOG)) as catalog:
-        found = (
-            catalog.execute("PRAGMA integrity_check").fetchall()
-            + catalog.execute("PRAGMA foreign_key_check").fetchall()
-        )
-    return found == [("ok",)]
 
 
 @pytest.fixture

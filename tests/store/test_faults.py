@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 
 import memcore
+from catalogs import whole
 from memcore.store import directory, load
 from running import held, run
 
@@ -35,12 +36,6 @@ def opened(path: Any, **more: Any) -> memcore.Memory:
 
 def contents(mem: memcore.Scope) -> list[str]:
     return [record.content for record in mem.list()]
-
-
-def whole(path: Path) -> bool:
-    """Whether SQLite finds nothing wrong in the catalog."""
-    with closing(sqlite3.connect(path / CATALOG)) as catalog:
-        return catalog.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memcore
+from catalogs import whole
 from memcore.store import directory
 from running import Held, held, run
 
@@ -39,12 +39,6 @@ def opened(path: Any, **more: Any) -> memcore.Memory:
 def times(text: str) -> tuple[int, int]:
     first, second = text.split("x")
     return int(first), int(second)
-
-
-def whole(path: Path) -> bool:
-    """Whether SQLite finds nothing wrong in the catalog."""
-    with closing(sqlite3.connect(path / CATALOG)) as catalog:
-        return catalog.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.fixture
