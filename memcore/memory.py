@@ -491,8 +491,9 @@ class Scope:
 
         `relation` is one of the library's ("summarizes", "caused_by", "supersedes", "contradicts", "lesson_of") or any
         other name; `attributes` a JSON object. The link holds from `valid_from` up to `valid_to`, by default ever and
-        for ever. The same call again does nothing while the link holds; one with other attributes or times ends the
-        link that is there, and makes the next.
+        for ever. The same call again does nothing while the link holds; one with other attributes or times makes the
+        next, and ends those of the same memories and relation whose time it shares, whether they hold or are still to
+        come: at no moment do two hold.
         """
         engine = self._engine
         engine.check_open()
@@ -521,10 +522,13 @@ class Scope:
                         f"no memory {_ids.to_text(*end)} in tenant {self.tenant_id!r}, project {self.project_id!r} to "
                         "link; it was never there or was forgotten: list() shows what is there"
                     )
-            there = self._held_links(catalog, ends[0], name, ends[1], moment)
             view = partition.links.view()
+            shared = view.meets(times["valid_from"], times["valid_to"])
+            there = self._lasting_links(catalog, ends[0], name, ends[1], moment, shared)
+            holds = view.valid(catalog.seq, moment)
             for row in there:
                 same = told is None or told == view.attributes[row]
+                same &= bool(holds[row]) or times["valid_from"] != NEVER
                 if same and all(v in (NEVER, view.columns[what][row]) for what, v in times.items()):
                     return view, row, catalog.seq
             if there:
@@ -577,7 +581,8 @@ class Scope:
     def unlink(
         self, src: Any, relation: str | None = None, dst: Any = None, *, now: clock.Instant | None = None
     ) -> int:
-        """Ends the links that hold from one memory, by a relation (default: any), to another (default: any); how many.
+        """Ends the links from one memory, by a relation (default: any), to another (default: any), which hold or are
+        still to come; how many.
 
         What they were stays: `links(as_of=…)` shows it, and an export has it.
         """
@@ -591,7 +596,7 @@ class Scope:
         name = None if relation is None else gate.name(relation, "relation")
 
         def end(catalog: Catalog) -> int:
-            rows = self._held_links(catalog, ends[0], name, ends[1], moment)
+            rows = self._lasting_links(catalog, ends[0], name, ends[1], moment)
             if rows:
                 catalog.end_links(self._name, rows, moment)
             return len(rows)
@@ -920,18 +925,23 @@ class Scope:
             return None
         return ref
 
-    def _held_links(
+    def _lasting_links(
         self,
         catalog: Catalog,
         src: tuple[int, int] | None,
         relation: str | None,
         dst: tuple[int, int] | None,
         moment: int,
+        among: npt.NDArray[np.bool_] | None = None,
     ) -> builtins.list[int]:
-        """The rows of the links that hold and that this scope sees, None for any. Under the lock."""
+        """The rows of the links that hold or are still to come, and that this scope sees; None for any end or relation.
+        Under the lock.
+        """
         partition = catalog.partition(self._name)
         view = partition.links.view()
-        found = view.valid(catalog.seq, moment)
+        found = view.lasting(catalog.seq, moment)
+        if among is not None:
+            found &= among
         for end, name in (("src", src), ("dst", dst)):
             if name is not None:
                 found &= view.at(end, {name})

@@ -630,11 +630,14 @@ class Catalog:
         table.append(columns, attributes)
 
     def end_links(self, scope: Name, rows: Sequence[int], now: int) -> None:
-        """Ends links by their rows; none before it began. Under the lock."""
+        """Ends links by their rows; none before it was made or began, so that one still to come holds never. Under the
+        lock.
+        """
         table = self.partition(scope).links
+        columns = table.view().columns
         self.seq += 1
         for row in rows:
-            table.end(row, self.seq, max(now, int(table.view().columns["created_at"][row])))
+            table.end(row, self.seq, max(now, *(int(columns[name][row]) for name in ("created_at", "valid_from"))))
 
     # How far imports are, of which not all commits are done
 

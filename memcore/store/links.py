@@ -65,6 +65,18 @@ class View(NamedTuple):
         holds: BOOL = (self.columns["valid_from"] <= moment) & ((until == NEVER) | (until > moment))
         return holds & self.seen(seq)
 
+    def lasting(self, seq: int, moment: int) -> BOOL:
+        """Which are here as of a commit and hold at a moment, or will later: neither ended nor over."""
+        until = self.columns["valid_to"]
+        later: BOOL = (until == NEVER) | (until > moment)
+        return later & _later(self.columns["ended_seq"], seq) & self.seen(seq)
+
+    def meets(self, since: int, until: int) -> BOOL:
+        """Which hold, by the times that they were given, at some moment from `since` up to `until`."""
+        c = self.columns
+        ends_after: BOOL = (c["valid_to"] == NEVER) | (c["valid_to"] > since)
+        return ends_after if until == NEVER else ends_after & (c["valid_from"] < until)
+
     def at(self, end: str, names: Iterable[Name]) -> BOOL:
         """Which have one of these memories at an end, "src" or "dst"."""
         hi, lo = self.columns[f"{end}_hi"], self.columns[f"{end}_lo"]

@@ -123,6 +123,24 @@ def test_an_ended_link_is_seen_as_of_before(mem):
     assert told(mem.links(b, direction="out", as_of=100)) == []
 
 
+def test_at_no_moment_do_two_links_of_the_same_kind_hold(mem):
+    """A plan that is still to come gives way to a later word about the same time, and only then."""
+    a, b = mem.remember("a").id, mem.remember("b").id
+    mem.link(a, "x", b, valid_from=200, valid_to=300)
+    mem.link(a, "x", b, valid_from=300, valid_to=400)  # another time: both stay
+    mem.link(a, "x", b, valid_from=0, valid_to=50)  # over before now: it happened, and ends nothing
+    held = [t for t in (0, 150, 200, 250, 300, 350, 400) if len(mem.links(now=t)) == 1]
+    assert held == [0, 200, 250, 300, 350]
+    mem.link(a, "x", b)
+    assert [len(mem.links(now=t)) for t in (50, 150, 250, 350, 500)] == [1, 1, 1, 1, 1]
+    again = mem.link(a, "x", b, valid_from=600, attributes={"n": 1})
+    assert [len(mem.links(now=t)) for t in (150, 650)] == [0, 1]
+    assert mem.link(a, "x", b, valid_from=600) == again
+    assert mem.unlink(a) == 1  # what is still to come can be called off
+    assert [len(mem.links(now=t)) for t in (150, 650)] == [0, 0]
+    assert mem.unlink(a) == 0
+
+
 def test_a_snapshot_does_not_change(mem):
     a, b = mem.remember("a"), mem.remember("b")
     mem.link(a, "x", b)
@@ -448,6 +466,11 @@ class Linked(RuleBasedStateMachine):
             and (known is None or link["made"] <= known)
         )
 
+    def lasts(self, link: dict[str, Any]) -> bool:
+        """Holds, or will later."""
+        begins = self.now if link["from"] is None else max(self.now, link["from"])
+        return self.holds(link, begins)
+
     @rule(level=st.integers(0, 2))
     def remember(self, level: int) -> None:
         id = self.mem.remember("x", kind="semantic", level=level).id
@@ -478,19 +501,24 @@ class Linked(RuleBasedStateMachine):
         there = [
             link
             for link in self.links
-            if (link["src"], link["relation"], link["dst"]) == (src, relation, dst) and self.holds(link, self.now)
+            if (link["src"], link["relation"], link["dst"]) == (src, relation, dst)
+            and self.lasts(link)
+            and (link["to"] is None or times["from"] is None or link["to"] > times["from"])
+            and (link["from"] is None or times["to"] is None or link["from"] < times["to"])
         ]
-        assert len(there) <= 1
+        assert len([link for link in there if self.holds(link, self.now)]) <= 1
         same = [
             link
             for link in there
-            if attributes in (None, link["attributes"]) and all(t in (None, link[name]) for name, t in times.items())
+            if attributes in (None, link["attributes"])
+            and (self.holds(link, self.now) if times["from"] is None else link["from"] == times["from"])
+            and times["to"] in (None, link["to"])
         ]
         if same:
             assert made.created_at == at(same[0]["made"])
             return
         for link in there:
-            link["to"] = self.now
+            link["to"] = max(self.now, link["from"] or self.now)
         self.links.append(
             {"src": src, "relation": relation, "dst": dst, "attributes": attributes, "made": self.now, **times}
         )
@@ -505,11 +533,11 @@ class Linked(RuleBasedStateMachine):
             if link["src"] == src
             and relation in (None, link["relation"])
             and dst in (None, link["dst"])
-            and self.holds(link, self.now)
+            and self.lasts(link)
         ]
         assert self.mem.unlink(src, relation, dst) == len(ended)
         for link in ended:
-            link["to"] = self.now
+            link["to"] = max(self.now, link["from"] or self.now)
 
     @precondition(lambda self: self.state)
     @rule(data=st.data(), erase=st.booleans())
