@@ -355,7 +355,7 @@ def _normalised(
             # In C order, so that the sums run in one order whatever the layout was.
             wide = array[start : start + _NORM_BLOCK].astype(np.float64, order="C")
             norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-            low, high = (norms[0], norms[0]) if n == 1 else (norms.min(), norms.max())
+            low, high = (norms[0],) * 2 if n == 1 else (norms.min(), norms.max())
             if not (low > _LEAST_NORM and high < np.inf):  # NaN fails both
                 fault = _rescale(wide, norms)
                 if fault is not None:
@@ -365,7 +365,10 @@ def _normalised(
                     raise InvalidInput(
                         f"{what} has NaN or infinity {where}; every number must be finite: leave {out_of} out"
                     )
-            norms[np.abs(norms - 1) <= _UNIT_SLACK] = 1
+            if n > 1:
+                norms[np.abs(norms - 1) <= _UNIT_SLACK] = 1
+            elif abs(norms[0] - 1) <= _UNIT_SLACK:
+                norms[0] = 1
             np.divide(wide, norms[:, None], out=out[start : start + _NORM_BLOCK], casting="same_kind")
     return out
 

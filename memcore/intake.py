@@ -28,7 +28,7 @@ from memcore.clock import in_years, to_micros
 from memcore.errors import InvalidInput, MemcoreError, ScopeError
 from memcore.schema import COLUMNS, SOURCES
 from memcore.store.catalog import columns_of
-from memcore.store.segment import Columns
+from memcore.store.segment import FIXED, Columns, alike, own
 
 FIELDS = (
     "content", "kind", "key", "importance", "event_time", "expires_at", "metadata", "source", "confidence", "untrusted",
@@ -88,11 +88,8 @@ def check(
     found: dict[int, MemcoreError] = {} if faults is None else faults
 
     def each(name: str, check_one: Callable[[Any, str], Any], default: Any) -> list[Any]:
-        values = fields.get(name)
-        if values is None:
-            return [default] * n
         checked = []
-        for row, value in enumerate(values):
+        for row, value in enumerate(fields[name]):
             if value is None:
                 checked.append(default)
                 continue
@@ -103,40 +100,43 @@ def check(
                 checked.append(default)
         return checked
 
+    given = {name for name, values in fields.items() if values is not None}
     columns = columns_of(n)
-    columns["content"] = each("content", gate.text, None)
+    if "content" in given:
+        columns["content"] = each("content", gate.text, None)
     if None in columns["content"]:
         for row, content in enumerate(columns["content"]):
             if content is None:
                 found.setdefault(row, InvalidInput(_NO_CONTENT))
-    for name, check_text in (("key", gate.name), ("metadata", _metadata), ("idempotency_key", gate.name)):
-        columns[name] = each(name, check_text, None)
-    for name, check_one, default in (
-        ("kind", _kind, gate.KINDS.index(DEFAULT_KIND)),
-        ("importance", gate.unit, DEFAULT_IMPORTANCE),
-        ("confidence", gate.unit, 1.0),
-        ("untrusted", gate.flag, False),
-        ("level", level, 0),
-        ("event_time", moment, now),
-        ("expires_at", expiry, 0),  # 0: never
-    ):
-        columns[name][:] = default if fields.get(name) is None else each(name, check_one, default)
-    columns["ingested_at"][:] = now
-    explicit = columns["has_vector"].copy()
-    if fields.get("id") is not None:
-        for row, given in enumerate(each("id", gate.record_id, None)):
-            if given is not None:
+    for name, check_text in _TEXTS:
+        if name in given:
+            columns[name] = each(name, check_text, None)
+    for name, check_one, default in _NUMBERS:
+        if name in given:
+            columns[name] = np.array(each(name, check_one, default), FIXED[name])
+        elif default:
+            columns[name] = _ALIKE[name][:n]
+    columns["ingested_at"] = np.full(n, now)
+    columns["event_time"] = (
+        np.array(each("event_time", moment, now), np.int64) if "event_time" in given else columns["ingested_at"].copy()
+    )
+    explicit = columns["has_vector"]
+    if "id" in given:
+        explicit = explicit.copy()
+        for row, id in enumerate(each("id", gate.record_id, None)):
+            if id is not None:
                 explicit[row] = True
-                columns["id_hi"][row], columns["id_lo"][row] = ids.halves(given)
-    names = {"source": each("source", gate.name, SOURCES[0])}
+                own(columns, "id_hi")[row], own(columns, "id_lo")[row] = ids.halves(id)
+    names = {"source": each("source", gate.name, SOURCES[0]) if "source" in given else [SOURCES[0]] * n}
     for short, name, bound in (
         ("session", "session_id", bounds.session_id),
         ("role", "agent_role", bounds.agent_role),
         ("tenant", "tenant_id", bounds.tenant_id),
         ("project", "project_id", bounds.project_id),
     ):
-        names[short] = each(name, _within(bound), bound or "default")
-    vectors = _vectors(fields.get("vector"), n, dim, columns["has_vector"], found)
+        default = bound or "default"
+        names[short] = each(name, _within(bound), default) if name in given else [default] * n
+    vectors = _vectors(fields.get("vector"), n, dim, columns, found)
     return _without(Intake(columns, names, explicit, vectors, found, list(range(n))), found)
 
 
@@ -192,6 +192,23 @@ def _metadata(value: object, what: str) -> str | None:
 
 def _kind(value: object, what: str) -> int:
     return gate.KINDS.index(gate.kind(value, what))
+
+
+# A field, the check of one value, and the default of rows that don't give it.
+_TEXTS: tuple[tuple[str, Callable[[Any, str], str | None]], ...] = (
+    ("key", gate.name),
+    ("metadata", _metadata),
+    ("idempotency_key", gate.name),
+)
+_NUMBERS: tuple[tuple[str, Callable[[Any, str], Any], Any], ...] = (
+    ("kind", _kind, gate.KINDS.index(DEFAULT_KIND)),
+    ("importance", gate.unit, DEFAULT_IMPORTANCE),
+    ("confidence", gate.unit, 1.0),
+    ("untrusted", gate.flag, False),
+    ("level", level, 0),
+    ("expires_at", expiry, 0),  # 0: never
+)
+_ALIKE = {name: alike(name, default) for name, _, default in _NUMBERS} | {"has_vector": alike("has_vector", True)}
 
 
 def _within(bound: str | None) -> Callable[[object, str], str]:
@@ -327,7 +344,7 @@ def _arrow_vectors(column: pa.ChunkedArray) -> Any:
 
 
 def _vectors(
-    values: Any, n: int, dim: int | None, has_vector: npt.NDArray[np.bool_], faults: dict[int, MemcoreError]
+    values: Any, n: int, dim: int | None, columns: Columns, faults: dict[int, MemcoreError]
 ) -> npt.NDArray[np.float32] | None:
     """The rows' vectors, those of rows without one zero; sets `has_vector`. None if no row came with one."""
     if values is None or not n:
@@ -347,9 +364,9 @@ def _vectors(
         if not present:
             return None
     if len(present) == n:
-        has_vector[:] = True
+        columns["has_vector"] = _ALIKE["has_vector"][:n]
         return rows
-    has_vector[present] = True
+    own(columns, "has_vector")[present] = True
     vectors = np.zeros((n, rows.shape[1]), dtype=np.float32)
     vectors[present] = rows
     return vectors

@@ -27,6 +27,7 @@ from memcore.store.catalog import Catalog, Commit
 from memcore.store.commits import Commits, CompactReport
 from memcore.store.links import NEVER, View
 from memcore.store.partition import UPSERTED, WORKING, Conversation, Ref
+from memcore.store.segment import own
 from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, link_table, record
 from memcore.store.writes import Write, writes
 
@@ -897,7 +898,7 @@ class Scope:
                 vectors = made
             else:
                 vectors[waiting] = made
-            has[:] = True
+            columns["has_vector"] = np.ones(len(has), np.bool_)
         columns["vector"] = vectors
         working = np.flatnonzero(columns["kind"] == WORKING)
         if len(working):
@@ -1166,15 +1167,14 @@ class _Rows:
         columns["vector"] = taken.vectors
         for place, row in enumerate(taken.rows):
             one = rows[row]
-            columns["ingested_at"][place] = one.moment
+            if n > 1:
+                own(columns, "ingested_at")[place] = one.moment
             if one.tokens:
-                if not columns["tokens"].flags.writeable:
-                    columns["tokens"] = columns["tokens"].copy()
-                columns["tokens"][place] = one.tokens
+                own(columns, "tokens")[place] = one.tokens
             if one.vector is not None:
                 if columns["vector"] is None:
                     columns["vector"] = np.zeros((len(taken.rows), one.vector.shape[1]), dtype=np.float32)
-                columns["vector"][place], columns["has_vector"][place] = one.vector[0], True
+                columns["vector"][place], own(columns, "has_vector")[place] = one.vector[0], True
         embedders = [rows[row].embedder for row in taken.rows if rows[row].vector is not None]
         return (taken, max(row.moment for row in rows), embedders), dict(taken.faults)
 

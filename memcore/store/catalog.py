@@ -27,7 +27,7 @@ from memcore.config import UNDO_DAYS
 from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed, StoreCorrupt
 from memcore.store.cold import COLD, Cold, Folder, Place, Shelf, Tables, rewritten, seqs_of
 from memcore.store.partition import SWEEP_SHARE, UPSERTED, Partition, Ref, Save, Shown
-from memcore.store.segment import FIXED, MARKS, MUTABLE, TEXTS, Columns, Segment, zeros
+from memcore.store.segment import FIXED, MARKS, TEXTS, Columns, Segment, alike, own, zeros
 from memcore.store.snapshot import Snapshot
 
 if TYPE_CHECKING:  # a store in RAM does without SQLite
@@ -40,19 +40,16 @@ MOST_ACCESSES = 2**31 - 1  # what the column holds
 CODED = ("session", "role", "source")
 
 
-_NEVER_SET = (*MUTABLE, "tokens")  # in a new row, but for the tokens of a working memory
-_SET = [(name, np.dtype(dtype)) for name, dtype in FIXED.items() if name not in _NEVER_SET]
+_FIRST = alike("version", 1)
 
 
 def columns_of(n: int) -> Columns:
-    """Columns for `n` new rows, all zero and without texts, to be filled in and given to `Catalog.commit`.
-
-    Those that a new row never sets are read-only, so as not to cost anything.
+    """Columns for `n` new rows, all zero and without texts, to be replaced where there is more and given to
+    `Catalog.commit`. They are read-only: what most rows don't set costs nothing.
     """
-    columns: Columns = {name: zeros(name, n) for name in _NEVER_SET}
-    for name, dtype in _SET:
-        columns[name] = np.zeros(n, dtype)
-    columns.update((name, [None] * n) for name in TEXTS)
+    columns: Columns = {name: zeros(name, n) for name in FIXED}
+    for name in TEXTS:
+        columns[name] = [None] * n
     columns["vector"] = None
     return columns
 
@@ -139,7 +136,7 @@ class Catalog:
     def encode(self, columns: Columns, names: Mapping[str, Sequence[str]]) -> None:
         """Fills the columns of codes from the rows' session, role and source names. Under the lock."""
         for column in CODED:
-            columns[column][:] = [self.code(name) for name in names[column]]
+            columns[column] = np.array([self.code(name) for name in names[column]], FIXED[column])
 
     def known_code(self, name: str) -> int:
         """The code of a name, or -1, which no row has."""
@@ -260,6 +257,8 @@ class Catalog:
     def notice(self, state: State) -> None:
         """Takes note of how far the store is. Under the lock."""
         assert self.journal is not None
+        if state.generation != self.generation:
+            self.journal.files.clear()
         self.generation, self.sealed_upto = state.generation, state.sealed_upto
         if state.seq > self.seq:
             self.seq = self.foreign = state.seq
@@ -555,7 +554,7 @@ class Catalog:
         n, first = len(fresh), self.seq + 1
         if n:
             columns["seq"] = np.arange(first, first + n, dtype=np.int64)
-            columns["version"][:] = 1
+            columns["version"] = _FIRST[:n]
             hi, lo = self._ids.take(n, now)
             for name, made in (("id_hi", hi), ("id_lo", lo)):
                 columns[name] = made if explicit is None else np.where(explicit, columns[name], made)
@@ -804,16 +803,14 @@ def _upserts(
         columns["id_hi"][row], columns["id_lo"][row] = name
         seq = int(columns["seq"][row])
         if isinstance(old, Ref):
-            columns["version"][row] = old.get("version") + 1
-            columns["ingested_at"][row] = max(int(columns["ingested_at"][row]), old.get("ingested_at"))
+            own(columns, "version")[row] = old.get("version") + 1
+            own(columns, "ingested_at")[row] = max(int(columns["ingested_at"][row]), old.get("ingested_at"))
             replaced.append((old.get("seq"), seq, int(columns["ingested_at"][row])))
         elif old is not None:
-            columns["version"][row] = columns["version"][old] + 1
-            columns["ingested_at"][row] = columns["ingested_at"][old]
+            own(columns, "version")[row] = columns["version"][old] + 1
+            own(columns, "ingested_at")[row] = columns["ingested_at"][old]
             for column, value in (("superseded_seq", seq), ("superseded_at", columns["ingested_at"][row])):
-                if not columns[column].flags.writeable:
-                    columns[column] = columns[column].copy()
-                columns[column][old] = value
+                own(columns, column)[old] = value
     return replaced
 
 

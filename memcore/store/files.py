@@ -305,6 +305,7 @@ class SegmentFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            self._opened = _state(path)
             self._map = pa.memory_map(str(path), "rb")
             self._reader = pa.ipc.open_file(self._map)
             self.schema: pa.Schema = self._reader.schema
@@ -316,6 +317,13 @@ class SegmentFile:
             raise StoreError(f"cannot read {path}: {reason}; check its permissions") from fault
         except (pa.ArrowException, OSError) as fault:
             raise corrupt(path, fault) from fault
+
+    def as_opened(self) -> bool:
+        """Whether it still lies there as it was: to read more of a mapped file that was cut would end the process."""
+        try:
+            return _state(self.path) == self._opened
+        except OSError:
+            return False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for number in range(self._reader.num_record_batches):
@@ -359,6 +367,11 @@ class SegmentFile:
         if made.dim != dim:
             made.widen(dim)
         return made
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    there = path.stat()
+    return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
 def corrupt(path: Path, fault: Exception) -> StoreCorrupt:

@@ -84,14 +84,13 @@ def _map_parts(partition: Partition, journal: Journal, scope: int, state: State,
     known = {segment.source: segment for segment in partition.segments if segment.source is not None}
     mapped: list[Segment] = []
     fresh: set[Segment] = set()
-    files: dict[str, SegmentFile] = {}
     for part in journal.parts_of(scope):
         source = Source(part.file, part.start)
         segment = known.get(source)
         if segment is None:
-            file = files.get(part.file)
-            if file is None:
-                file = files[part.file] = open_file(journal, part.file)
+            file = journal.files.get(part.file)
+            if file is None or not file.as_opened():
+                file = journal.files[part.file] = open_file(journal, part.file)
             segment = file.segment(source, part.rows, json.loads(part.about), dim)
             if (segment.get("seq", 0), segment.get("seq", segment.n - 1)) != (part.first_seq, part.last_seq):
                 raise corrupt(file.path, ValueError("it holds other rows than the catalog tells"))

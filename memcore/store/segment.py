@@ -74,6 +74,19 @@ def zeros(name: str, n: int) -> npt.NDArray[Any]:
     return _ZEROS[name][:n]
 
 
+def alike(name: str, value: Any) -> npt.NDArray[Any]:
+    """A column's value as often as one likes, read-only and without memory: to be cut to the rows that there are."""
+    return np.broadcast_to(np.array(value, FIXED[name]), 1 << 40)
+
+
+def own(columns: Columns, name: str) -> npt.NDArray[Any]:
+    """A column that can be written to, copied first if it is one of `alike` values."""
+    array: npt.NDArray[Any] = columns[name]
+    if not array.flags.writeable:
+        array = columns[name] = array.copy()
+    return array
+
+
 class View:
     """The first `n` rows of a segment as they stood: a reader may keep it, whatever the writer does next.
 

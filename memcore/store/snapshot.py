@@ -332,7 +332,7 @@ def record(
 ) -> Record:
     """One row of a store's columns as a record, as it stood at the commit `seq`."""
     c = columns
-    expires, accessed, superseded = (int(c[name][row]) for name in ("expires_at", "last_access", "superseded_seq"))
+    expires, accessed, superseded = int(c["expires_at"][row]), int(c["last_access"][row]), int(c["superseded_seq"][row])
     metadata = c["metadata"][row]
     return Record(
         id=ids.to_text(int(c["id_hi"][row]), int(c["id_lo"][row])),

@@ -22,7 +22,7 @@ import pytest
 
 import memcore
 from catalogs import whole
-from memcore.store import directory, load
+from memcore.store import directory, files, load
 from running import held, run
 
 CATALOG = "catalog.sqlite"
@@ -412,6 +412,32 @@ def test_a_damaged_segment(sealed, damage):
     with opened(sealed) as mem:
         assert [len(mem.scope(name).list()) for name in "ab"] == [51, 51]
     assert not other.exists() or other in segments(sealed)
+
+
+def test_scopes_share_an_open_file_until_it_is_cut(tmp_path, monkeypatch):
+    """Each by itself takes 200 KB a scope. To read on in a mapped file that was cut meanwhile would end the process."""
+    path = tmp_path / "store"
+    with opened(path) as mem:
+        for i in range(20):
+            mem.scope(f"tenant {i}").remember(f"text {i}", vector=[1.0, 0.0])
+        mem.compact()
+    opens = []
+    real = files.SegmentFile.__init__
+    monkeypatch.setattr(files.SegmentFile, "__init__", lambda self, path: (opens.append(path), real(self, path))[1])
+    (file,) = segments(path)
+    kept = file.read_bytes()
+    with opened(path) as mem:
+        for i in range(10):
+            assert contents(mem.scope(f"tenant {i}")) == [f"text {i}"]
+        assert opens == [file]
+        truncated(file)
+        for i in range(10, 20):
+            with pytest.raises(memcore.StoreCorrupt) as raised:
+                mem.scope(f"tenant {i}").list()
+            assert str(raised.value).startswith(f"{file} is not a whole segment file (")
+        file.write_bytes(kept)
+        for i in range(20):
+            assert contents(mem.scope(f"tenant {i}")) == [f"text {i}"]
 
 
 def test_a_missing_segment(sealed):

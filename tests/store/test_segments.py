@@ -17,11 +17,14 @@ from memcore.store.segment import FIXED, MUTABLE, NO_CODES, SPARSE, TEXTS, Segme
 
 def rows(n: int, start: int = 0, dim: int = 2, **columns: Any) -> dict[str, Any]:
     made = columns_of(n)
-    made["seq"][:] = np.arange(start + 1, start + 1 + n)
-    made["id_hi"][:] = 7
-    made["id_lo"][:] = np.arange(start + 1, start + 1 + n)
-    made["version"][:] = 1
-    made["kind"][:] = 1
+    for name, values in (
+        ("seq", np.arange(start + 1, start + 1 + n)),
+        ("id_hi", np.full(n, 7)),
+        ("id_lo", np.arange(start + 1, start + 1 + n)),
+        ("version", np.ones(n)),
+        ("kind", np.ones(n)),
+    ):
+        made[name] = values.astype(FIXED[name])
     made["content"] = [f"row {i}" for i in range(start, start + n)]
     made["vector"] = np.arange(n * dim, dtype=np.float32).reshape(n, dim)
     return {**made, **columns}
@@ -94,11 +97,9 @@ def test_texts_are_bounded_too(monkeypatch):
 
 def test_a_column_of_one_value_takes_its_bytes_once():
     batch = rows(1000)
-    batch["session"][:] = 5
-    batch["confidence"][:] = 0.5
-    batch["ingested_at"][:] = 10**15
-    batch["importance"][:] = 0.5
-    batch["level"][:] = np.arange(1000) % 2
+    for name, value in (("session", 5), ("confidence", 0.5), ("ingested_at", 10**15), ("importance", 0.5)):
+        batch[name] = np.full(1000, value, FIXED[name])
+    batch["level"] = (np.arange(1000) % 2).astype(FIXED["level"])
     made = filled(batch)
     made.seal()
     assert (made.view().columns["session"] == 5).all()
