@@ -354,7 +354,7 @@ def _normalised(
         for start in range(0, n, _NORM_BLOCK):
             # In C order, so that the sums run in one order whatever the layout was.
             wide = array[start : start + _NORM_BLOCK].astype(np.float64, order="C")
-            norms = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+            norms = np.sqrt(np.vecdot(wide, wide))
             low, high = (norms[0],) * 2 if n == 1 else (norms.min(), norms.max())
             if not (low > _LEAST_NORM and high < np.inf):  # NaN fails both
                 fault = _rescale(wide, norms)
@@ -386,7 +386,7 @@ def _rescale(wide: npt.NDArray[np.float64], norms: npt.NDArray[np.float64]) -> t
     peaks[peaks == 0] = 1
     rows /= peaks
     wide[odd] = rows
-    norms[odd] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    norms[odd] = np.sqrt(np.vecdot(rows, rows))
     norms[norms == 0] = 1
     return None
 

@@ -29,7 +29,7 @@ from memcore.store.links import NEVER, View
 from memcore.store.partition import UPSERTED, WORKING, Conversation, Ref
 from memcore.store.segment import own
 from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, link_table, record
-from memcore.store.writes import Write, writes
+from memcore.store.writes import Write, prepare_of, writes
 
 if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first recall should pay and no other call
     from memcore.embed.protocol import Embedder, EmbedderSpec
@@ -1140,7 +1140,7 @@ class _Row:
     embedder: Embedder | None  # that made the vector
 
 
-_DEFAULTS = {name: value for name, value in (Scope.remember.__kwdefaults__ or {}).items() if name != "now"}
+_DEFAULTS: dict[str, Any] = prepare_of(Scope.remember).__kwdefaults__
 
 
 _Prepared = tuple[intake.Intake, int, "builtins.list[Embedder | None]"]
@@ -1196,9 +1196,8 @@ class _Rows:
 
 def _conversations(columns: Mapping[str, Any]) -> set[Conversation]:
     """The conversations into which these rows were written as working memory."""
-    return {
-        (int(columns["session"][row]), int(columns["role"][row])) for row in np.flatnonzero(columns["kind"] == WORKING)
-    }
+    working = np.flatnonzero(columns["kind"] == WORKING) if WORKING in columns["kind"].tolist() else ()
+    return {(int(columns["session"][row]), int(columns["role"][row])) for row in working}
 
 
 def _masks(snapshot: Snapshot, selection: Selection, condition: Where | All | None) -> builtins.list[Mask]:

@@ -35,19 +35,21 @@ if TYPE_CHECKING:  # a store in RAM does without SQLite
 
 T = TypeVar("T")
 Name = tuple[str, str]  # of a scope: tenant, project
+Counts = dict[Name, dict[int, list[int]]]  # scope -> seq of a row -> accesses, the last
 CLOSED = "the store is closed; open it again with memcore.open"
 MOST_ACCESSES = 2**31 - 1  # what the column holds
 CODED = ("session", "role", "source")
 
 
 _FIRST = alike("version", 1)
+_ONE: Columns = {name: zeros(name, 1) for name in FIXED}
 
 
 def columns_of(n: int) -> Columns:
     """Columns for `n` new rows, all zero and without texts, to be replaced where there is more and given to
     `Catalog.commit`. They are read-only: what most rows don't set costs nothing.
     """
-    columns: Columns = {name: zeros(name, n) for name in FIXED}
+    columns = dict(_ONE) if n == 1 else {name: zeros(name, n) for name in FIXED}
     for name in TEXTS:
         columns[name] = [None] * n
     columns["vector"] = None
@@ -67,7 +69,7 @@ def taken(columns: Columns, rows: Sequence[int] | npt.NDArray[np.int64]) -> Colu
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     """What became of the rows given, in order: their seqs and ids, those of the first row where one was a retry.
 
@@ -119,7 +121,7 @@ class Catalog:
         self._others: object = None  # `Journal.changes_by_others` when a transaction began last
         self._asked: object = None  # `Journal.changes` when the state was last read
         self._accesses: deque[tuple[Name, Sequence[int], int]] = deque()  # not yet counted
-        self._counts: dict[tuple[Name, int], list[int]] = {}  # counted in RAM, and not yet on disk
+        self._counts: Counts = {}  # counted in RAM, and not yet on disk
         self._begun: _Point | None = None  # what the transaction under way would take back
         self._body: _Point | None = None  # what the write under way would take back
         with _forking:
@@ -339,8 +341,7 @@ class Catalog:
         if self._begun is None:
             self.notice(state)
         before = self.partitions.pop(scope, None)  # and not put back if it cannot be read
-        counts = {seq: counted for (name, seq), counted in self._counts.items() if name == scope}
-        partition = load.catch_up(before, self.journal, scope, state, self.dim, counts)
+        partition = load.catch_up(before, self.journal, scope, state, self.dim, self._counts.get(scope, {}))
         if partition is not None:
             self.partitions[scope] = partition
         return partition
@@ -676,20 +677,21 @@ class Catalog:
                 continue
             for seq in seqs:
                 if _count(partition, seq, 1, now or 1) and self.journal is not None:
-                    self._add_count((scope, seq), 1, now or 1)
+                    self._add_count(scope, seq, 1, now or 1)
 
-    def counts_taken(self) -> dict[tuple[Name, int], list[int]]:
-        """What has been counted since it was last on disk: (scope, seq) -> [accesses, the last]. Under the lock."""
+    def counts_taken(self) -> Counts:
+        """What has been counted since it was last on disk. Under the lock."""
         taken, self._counts = self._counts, {}
         return taken
 
-    def counts_kept(self, counts: dict[tuple[Name, int], list[int]]) -> None:
+    def counts_kept(self, counts: Counts) -> None:
         """Gives back what could not be written. Under the lock."""
-        for key, (count, last) in counts.items():
-            self._add_count(key, count, last)
+        for scope, counted in counts.items():
+            for seq, (count, last) in counted.items():
+                self._add_count(scope, seq, count, last)
 
-    def _add_count(self, key: tuple[Name, int], count: int, last: int) -> None:
-        held = self._counts.setdefault(key, [0, last])
+    def _add_count(self, scope: Name, seq: int, count: int, last: int) -> None:
+        held = self._counts.setdefault(scope, {}).setdefault(seq, [0, last])
         held[0], held[1] = held[0] + count, max(held[1], last)
 
     def forked(self) -> None:

@@ -194,8 +194,12 @@ class Commits:
             try:
                 journal.begin()
                 with journal.telling("write into"):
-                    numbers = {scope: journal.scope_made(scope) for scope, _ in counts}
-                    flush = journal.count((seq, numbers[scope], *counted) for (scope, seq), counted in counts.items())
+                    flush = journal.count(
+                        (seq, number, *counted)
+                        for scope, mine in counts.items()
+                        for number in [journal.scope_made(scope)]
+                        for seq, counted in mine.items()
+                    )
                 step("before counts are committed")
                 journal.commit()
                 with catalog.lock:

@@ -52,10 +52,10 @@ def catch_up(
     totals = {
         seq: [count, last] for seq, count, last in journal.counters_after(number, -1 if fresh else partition.touched)
     }
-    for seq, (count, last) in counts.items():
-        if fresh or seq in totals:
-            total = totals.setdefault(seq, [0, last])
-            total[0], total[1] = total[0] + count, max(total[1], last)
+    for seq in counts if fresh else totals.keys() & counts.keys():
+        count, last = counts[seq]
+        total = totals.setdefault(seq, [0, last])
+        total[0], total[1] = total[0] + count, max(total[1], last)
     _set(partition.segments, COUNTERS, [(seq, *total) for seq, total in sorted(totals.items())])
     if marked or (fresh and any(WORKING in segment.kinds for segment in partition.segments)):
         partition.find_conversations()
