@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,8 @@ def check(
     def each(name: str, check_one: Callable[[Any, str], Any], default: Any) -> list[Any]:
         checked = []
         for row, value in enumerate(fields[name]):
+            if row & 0xFF == 0xFF:
+                time.sleep(0)  # lets a thread that recalls have the interpreter, which it else waits 5 ms for
             if value is None:
                 checked.append(default)
                 continue

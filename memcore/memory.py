@@ -1140,7 +1140,7 @@ class _Row:
     embedder: Embedder | None  # that made the vector
 
 
-_DEFAULTS: dict[str, Any] = prepare_of(Scope.remember).__kwdefaults__
+_DEFAULTS = prepare_of(Scope.remember).__kwdefaults__ or {}
 
 
 _Prepared = tuple[intake.Intake, int, "builtins.list[Embedder | None]"]

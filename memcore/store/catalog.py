@@ -49,7 +49,7 @@ def columns_of(n: int) -> Columns:
     """Columns for `n` new rows, all zero and without texts, to be replaced where there is more and given to
     `Catalog.commit`. They are read-only: what most rows don't set costs nothing.
     """
-    columns = dict(_ONE) if n == 1 else {name: zeros(name, n) for name in FIXED}
+    columns: Columns = dict(_ONE) if n == 1 else {name: zeros(name, n) for name in FIXED}
     for name in TEXTS:
         columns[name] = [None] * n
     columns["vector"] = None
@@ -683,6 +683,16 @@ class Catalog:
         """What has been counted since it was last on disk. Under the lock."""
         taken, self._counts = self._counts, {}
         return taken
+
+    def counted_up_to(self, flush: int, counts: Counts) -> None:
+        """Takes note that these counts are on disk, as a flush. Under the lock."""
+        if flush != self.touched + 1:
+            return  # another process has counted meanwhile: what is in RAM is yet to be read
+        for scope in counts:
+            partition = self.partitions.get(scope)
+            if partition is not None and partition.touched == self.touched:
+                partition.touched = flush
+        self.touched = flush
 
     def counts_kept(self, counts: Counts) -> None:
         """Gives back what could not be written. Under the lock."""

@@ -203,8 +203,7 @@ class Commits:
                 step("before counts are committed")
                 journal.commit()
                 with catalog.lock:
-                    if flush == catalog.touched + 1:  # no other process has counted: what is in RAM is right
-                        catalog.touched = flush
+                    catalog.counted_up_to(flush, counts)
             except BaseException:
                 journal.roll_back()
                 with catalog.lock:

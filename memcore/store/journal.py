@@ -669,8 +669,8 @@ class Journal:
     def add_rows(self, name: tuple[str, str], scope: int, columns: Columns) -> None:
         """Rows of a scope, by its name and its number."""
         rows = rows_of_columns(name, scope, columns)
-        if len(rows) == 1:
-            self._writer.execute(_INSERT_ROW, rows[0])
+        if len(columns["content"]) == 1:
+            self._writer.execute(_INSERT_ROW, next(rows))
         else:
             self._writer.executemany(_INSERT_ROW, rows)
 
@@ -822,8 +822,10 @@ def crc_of_link(src: bytes, _: int, dst: bytes, attributes: str | None) -> int:
     return zlib.crc32(src + dst + (attributes or "").encode())
 
 
-def rows_of_columns(name: tuple[str, str], scope: int, columns: Columns) -> list[tuple[object, ...]]:
-    """Rows of the table from columns of the store: of a scope, by its name and its number."""
+def rows_of_columns(name: tuple[str, str], scope: int, columns: Columns) -> Iterator[tuple[object, ...]]:
+    """Rows of the table from columns of the store: of a scope, by its name and its number. One after the other, since
+    SQLite lets other threads run between two, and they would wait for all.
+    """
     n, start = len(columns["content"]), crc_of_scope(name)
     has, vectors = columns["has_vector"], columns["vector"]
     texts = [columns[name] for name in TEXTS]
@@ -834,10 +836,10 @@ def rows_of_columns(name: tuple[str, str], scope: int, columns: Columns) -> list
     if n == 1:  # half the time of what is below
         (seq,), (id,), (blob,) = seqs, ids, blobs
         own, said = [value for (value,) in plain], [text for (text,) in texts]
-        return [(seq, scope, id, *own, *said, blob, crc_of(start, (seq, id, *own), blob, said))]
+        return iter([(seq, scope, id, *own, *said, blob, crc_of(start, (seq, id, *own), blob, said))])
     every = zip(seqs, ids, *plain, strict=True)
     crcs = map(crc_of, itertools.repeat(start, n), every, blobs, zip(*texts, strict=True))
-    return list(zip(seqs, [scope] * n, ids, *plain, *texts, blobs, crcs, strict=True))
+    return zip(seqs, itertools.repeat(scope, n), ids, *plain, *texts, blobs, crcs, strict=True)
 
 
 def columns_of_rows(rows: Sequence[tuple[Any, ...]], dim: int) -> Columns:

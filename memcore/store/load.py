@@ -17,7 +17,7 @@ from memcore.store.files import SEGMENTS, SegmentFile, Source, corrupt
 from memcore.store.journal import Journal, State
 from memcore.store.links import LinkTable
 from memcore.store.partition import WORKING, Partition, rewritten
-from memcore.store.segment import COUNTERS, FIXED, MARKS, Segment
+from memcore.store.segment import COUNTERS, FIXED, MARKS, MUTABLE, Segment
 
 Counts = Mapping[int, Sequence[int]]  # seq -> accesses in RAM that are not on disk yet, and the last
 
@@ -39,20 +39,24 @@ def catch_up(
         partition = Partition(dim)
         partition.touched = -1
     fresh: set[Segment] = set()
+    unmarked: set[Segment] = set()
     if anew:
+        held = partition.segments
         fresh = _map_parts(partition, journal, number, state, dim)
+        if not _carried_over(fresh, held, partition.applied):
+            unmarked = fresh
         partition.cold = journal.cold_of(number)
     columns = journal.rows_after(number, max(partition.applied, state.sealed_upto), dim)
     if columns is not None:
         partition.append(columns, len(columns["seq"]))
     marked = _mark(partition.segments, journal.marks_after(number, partition.applied))
-    if fresh and partition.applied:
-        marked |= _mark(fresh, journal.marks_after(number, 0))
+    if unmarked and partition.applied:
+        marked |= _mark(unmarked, journal.marks_after(number, 0))
     _read_links(partition, journal, number, anew=anew)
     totals = {
-        seq: [count, last] for seq, count, last in journal.counters_after(number, -1 if fresh else partition.touched)
+        seq: [count, last] for seq, count, last in journal.counters_after(number, -1 if unmarked else partition.touched)
     }
-    for seq in counts if fresh else totals.keys() & counts.keys():
+    for seq in counts if unmarked else totals.keys() & counts.keys():
         count, last = counts[seq]
         total = totals.setdefault(seq, [0, last])
         total[0], total[1] = total[0] + count, max(total[1], last)
@@ -62,6 +66,29 @@ def catch_up(
     partition.applied, partition.generation, partition.touched = state.seq, state.generation, state.touched
     partition.show(state.seq)
     return partition
+
+
+def _carried_over(fresh: set[Segment], held: Sequence[Segment], applied: int) -> bool:
+    """Gives rows that have moved to other files the marks and counters that they have in RAM; whether they were all
+    there, but for those later than the commit `applied`, of which the disk tells anyway. To read those of a whole scope
+    for each file that was joined took 150 ms where 70,000 rows had been counted.
+    """
+    for segment in fresh:
+        seqs = segment.view().columns["seq"]
+        found = 0
+        for old in held:
+            theirs = old.view().columns["seq"]
+            first, last = np.searchsorted(seqs, (theirs[0], theirs[-1] + 1))
+            at = np.minimum(np.searchsorted(theirs, seqs[first:last]), len(theirs) - 1)
+            there = theirs[at] == seqs[first:last]
+            rows = np.flatnonzero(there) + first
+            if len(rows):
+                columns = old.view().columns
+                segment.mark({name: columns[name][at[there]] for name in MUTABLE}, rows)
+                found += len(rows)
+        if found < np.searchsorted(seqs, applied, side="right"):
+            return False
+    return bool(held)
 
 
 def _read_links(partition: Partition, journal: Journal, scope: int, *, anew: bool) -> None:

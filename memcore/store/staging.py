@@ -116,8 +116,8 @@ class Staging:
             segment = opened.segment(Source(file, start), rows, json.loads(about), self._catalog.dim)
             columns = segment.batch(np.arange(rows))
             changed = {"vector": embed(columns["content"]), "has_vector": np.ones(rows, np.bool_)}
-            told = rows_of_columns((tenant, project), number, {**columns, **changed})
-            crcs = np.array([row[ROW.index("crc")] for row in told], np.uint32)
+            cells = rows_of_columns((tenant, project), number, {**columns, **changed})
+            crcs = np.array([row[ROW.index("crc")] for row in cells], np.uint32)
             shares.append(Share((tenant, project), segment, np.arange(rows), crcs, changed))
             numbers[tenant, project] = number
         with self._maintenance.alone():
