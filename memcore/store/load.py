@@ -17,7 +17,7 @@ from memcore.store.files import SEGMENTS, SegmentFile, Source, corrupt
 from memcore.store.journal import Journal, State
 from memcore.store.links import LinkTable
 from memcore.store.partition import WORKING, Partition, rewritten
-from memcore.store.segment import COUNTERS, FIXED, MARKS, MUTABLE, Segment
+from memcore.store.segment import COUNTERS, FIXED, MARKS, Segment
 
 Counts = Mapping[int, Sequence[int]]  # seq -> accesses in RAM that are not on disk yet, and the last
 
@@ -39,24 +39,25 @@ def catch_up(
         partition = Partition(dim)
         partition.touched = -1
     fresh: set[Segment] = set()
-    unmarked: set[Segment] = set()
+    uncounted: set[Segment] = set()
     if anew:
         held = partition.segments
         fresh = _map_parts(partition, journal, number, state, dim)
         if not _carried_over(fresh, held, partition.applied):
-            unmarked = fresh
+            uncounted = fresh
         partition.cold = journal.cold_of(number)
     columns = journal.rows_after(number, max(partition.applied, state.sealed_upto), dim)
     if columns is not None:
         partition.append(columns, len(columns["seq"]))
     marked = _mark(partition.segments, journal.marks_after(number, partition.applied))
-    if unmarked and partition.applied:
-        marked |= _mark(unmarked, journal.marks_after(number, 0))
+    if fresh and partition.applied:
+        marked |= _mark(fresh, journal.marks_after(number, 0))
     _read_links(partition, journal, number, anew=anew)
     totals = {
-        seq: [count, last] for seq, count, last in journal.counters_after(number, -1 if unmarked else partition.touched)
+        seq: [count, last]
+        for seq, count, last in journal.counters_after(number, -1 if uncounted else partition.touched)
     }
-    for seq in counts if unmarked else totals.keys() & counts.keys():
+    for seq in counts if uncounted else totals.keys() & counts.keys():
         count, last = counts[seq]
         total = totals.setdefault(seq, [0, last])
         total[0], total[1] = total[0] + count, max(total[1], last)
@@ -69,9 +70,10 @@ def catch_up(
 
 
 def _carried_over(fresh: set[Segment], held: Sequence[Segment], applied: int) -> bool:
-    """Gives rows that have moved to other files the marks and counters that they have in RAM; whether they were all
-    there, but for those later than the commit `applied`, of which the disk tells anyway. To read those of a whole scope
-    for each file that was joined took 150 ms where 70,000 rows had been counted.
+    """Gives rows that have moved to other files the counters that they have in RAM; whether they were all there, but
+    for those later than the commit `applied`, of which the disk tells anyway. To read those of a whole scope for each
+    file that was joined took 150 ms where 70,000 rows had been counted. Marks are read anew, since the files may hold
+    later ones, which the catalog then has no more.
     """
     for segment in fresh:
         seqs = segment.view().columns["seq"]
@@ -84,7 +86,7 @@ def _carried_over(fresh: set[Segment], held: Sequence[Segment], applied: int) ->
             rows = np.flatnonzero(there) + first
             if len(rows):
                 columns = old.view().columns
-                segment.mark({name: columns[name][at[there]] for name in MUTABLE}, rows)
+                segment.mark({name: columns[name][at[there]] for name in COUNTERS}, rows)
                 found += len(rows)
         if found < np.searchsorted(seqs, applied, side="right"):
             return False

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -345,6 +345,9 @@ class _Batch:
     place: Callable[[int], str]
 
 
+Batches = Generator[_Batch, None, None]
+
+
 @dataclass(slots=True)
 class Import:
     """What was read of a file, all of it checked: it waits in the spool."""
@@ -385,7 +388,7 @@ def read(
     source = Path(path)
     header, batches = _open_file(source, format_of(source, format))
     _check_header(source, header, catalog)
-    with closing(Spool()) as spool:
+    with closing(batches), closing(Spool()) as spool:
         told = Import(source, header, spool, dim=catalog.dim or header.dim)
         for batch in batches:
             _take_in(told, source, batch, now, embed, tokens)
@@ -609,7 +612,7 @@ def _vectors(given: intake.Intake, whole: npt.NDArray[np.bool_], embed: Embed | 
         if vectors is None:
             vectors = np.zeros((len(has), made.shape[1]), dtype=np.float32)
         vectors[waiting] = made
-        has[waiting] = True
+        given.columns["has_vector"] = has | ~whole
     return vectors
 
 
@@ -637,7 +640,7 @@ def _check_header(source: Path, header: Header, catalog: Catalog) -> None:
         )
 
 
-def _open_file(source: Path, format: str) -> tuple[Header, Iterator[_Batch]]:
+def _open_file(source: Path, format: str) -> tuple[Header, Batches]:
     try:
         if format == "parquet":
             return _open_parquet(source)
@@ -669,7 +672,7 @@ def _header(source: Path, told: object) -> Header:
     return Header(version, embedder, dim, rows)
 
 
-def _open_parquet(source: Path) -> tuple[Header, Iterator[_Batch]]:
+def _open_parquet(source: Path) -> tuple[Header, Batches]:
     import pyarrow.parquet as pq
 
     stream = pa.OSFile(str(source))
@@ -688,7 +691,7 @@ def _open_parquet(source: Path) -> tuple[Header, Iterator[_Batch]]:
         if "dim" not in told and vector is not None and pa.types.is_fixed_size_list(vector):
             told["dim"] = str(vector.list_size)  # a file of the cold tier has no more of a header than its embedder
 
-    def batches() -> Iterator[_Batch]:
+    def batches() -> Batches:
         begun = 0
         try:
             for group in range(file.num_row_groups):  # asked for all of them, Arrow reads the whole file ahead
@@ -738,7 +741,7 @@ def _object(text: object) -> Any:
 _BLANK = b" \t\r\n\v\f\xef\xbb\xbf"  # what a line without anything in it may hold, a byte order mark included
 
 
-def _open_lines(source: Path) -> tuple[Header, Iterator[_Batch]]:
+def _open_lines(source: Path) -> tuple[Header, Batches]:
     if source.exists() and not (source.is_file() or source.is_dir()):  # it is opened twice: a pipe would be empty then
         raise InvalidInput(f"{source} is not a regular file; write it to one first")
     with source.open("rb") as file:
@@ -746,7 +749,7 @@ def _open_lines(source: Path) -> tuple[Header, Iterator[_Batch]]:
     told = _line(source, 1, first) if b'"memcore"' in first else {}
     headed = told.keys() == {"memcore"}
 
-    def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows() -> Generator[tuple[str, dict[str, Any]], None, None]:
         with source.open("rb") as file:  # by b"\n" alone: U+2028 and the like are legal inside JSON texts
             for number, line in enumerate(file, 1):
                 if line.strip(_BLANK) and not (number == 1 and headed):
@@ -767,7 +770,7 @@ def _line(source: Path, number: int, line: bytes) -> dict[str, Any]:
     return value
 
 
-def _open_document(source: Path) -> tuple[Header, Iterator[_Batch]]:
+def _open_document(source: Path) -> tuple[Header, Batches]:
     with _decoding(source), source.open("rb") as file:
         stream = JsonStream(file)
         told: list[object] = []
@@ -793,7 +796,7 @@ def _open_document(source: Path) -> tuple[Header, Iterator[_Batch]]:
     return _header(source, told[-1]) if told else Header(), _batched(_records(source))
 
 
-def _records(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(source: Path) -> Generator[tuple[str, dict[str, Any]], None, None]:
     place = 0
     listed = False
     with _decoding(source), source.open("rb") as file:
@@ -828,17 +831,18 @@ def _decoding(source: Path) -> Iterator[None]:
         ) from None
 
 
-def _batched(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[_Batch]:
+def _batched(rows: Generator[tuple[str, dict[str, Any]], None, None]) -> Batches:
     places: list[str] = []
     batch: list[dict[str, Any]] = []
-    for place, row in rows:
-        places.append(place)
-        batch.append(row)
-        if len(batch) == _BATCH:
+    with closing(rows):  # or the file stays open as long as a fault's traceback is kept
+        for place, row in rows:
+            places.append(place)
+            batch.append(row)
+            if len(batch) == _BATCH:
+                yield _transposed(batch, places)
+                places, batch = [], []
+        if batch:
             yield _transposed(batch, places)
-            places, batch = [], []
-    if batch:
-        yield _transposed(batch, places)
 
 
 def _transposed(rows: Sequence[Mapping[str, Any]], places: Sequence[str]) -> _Batch:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -658,3 +659,19 @@ def test_memory_does_not_grow_with_the_file(tmp_path, format):
             grown[doing, rows] = int(told.stdout)
     for doing in ("export", "import"):
         assert grown[doing, 50_000] < 2 * grown[doing, 10_000] + 4_000
+
+
+@pytest.mark.parametrize("embedder", ["hashed", None])
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_of_texts_alone_are_embedded_on_the_way_in(tmp_path, format, embedder):
+    path = tmp_path / f"x.{format}"
+    if format == "parquet":
+        pq.write_table(pa.table({"content": ["olá é", "two"]}), path)
+    elif format == "jsonl":
+        path.write_text('{"content": "olá é"}\n{"content": "two"}\n')
+    else:
+        path.write_text('{"records": [{"content": "olá é"}, {"content": "two"}]}')
+    with memcore.open(embedder=embedder) as mem:
+        assert mem.import_(path).new == 2
+        assert [record.content for record in mem.list()] == ["olá é", "two"]
+        assert [record.vector is not None for record in mem.list()] == [embedder is not None] * 2

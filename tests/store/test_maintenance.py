@@ -241,3 +241,31 @@ def test_a_write_without_effect_takes_back_no_file_that_has_gone(tmp_path, monke
     mem.remember("ours")
     assert [row.content for row in mem.list(tiers=("hot", "cold"))] == ["cold 1", "hot", "ours"]
     assert mem.verify().problems == []
+
+
+def test_rows_that_move_to_other_files_keep_what_became_of_them(tmp_path):
+    """Files hold the marks of their time, which the catalog then has no more; counters are the catalog's alone."""
+    ours = memcore.open(tmp_path, embedder=None)
+    opened = directory._open.pop(tmp_path.resolve())  # so that the next is another catalog, as in another process
+    theirs = memcore.open(tmp_path, embedder=None)
+    ours.remember("likes tea", kind="semantic", key="drink")
+    gone = ours.remember("to be forgotten")
+    kept = ours.remember("kept")
+    for _ in range(3):
+        assert theirs.get(kept.id) is not None
+    assert len(theirs.list()) == 3
+    ours.remember("likes coffee", kind="semantic", key="drink")
+    ours.forget(gone.id)
+    ours.compact()
+    assert [record.content for record in theirs.list()] == ["kept", "likes coffee"]
+    assert theirs.get(kept.id).access_count == 4
+    ours.remember("more")
+    ours.forget(ours.remember("again").id)
+    ours.compact()
+    assert theirs.get(kept.id).access_count == 5
+    theirs._engine.commits.flush_counts()
+    assert ours.get(kept.id).access_count == 6
+    assert [record.content for record in theirs.history("drink")] == ["likes tea", "likes coffee"]
+    theirs.close()
+    directory._open[tmp_path.resolve()] = opened
+    ours.close()
