@@ -164,13 +164,13 @@ def remember(
     place: Place, /, content: str, as_json: bool, event_time: str | None, expires_at: str | None, metadata: str | None,
     now: str | None, **fields: Any,
 ) -> None:  # fmt: skip
-    """Store one memory. CONTENT is a text, or - to read it from standard input."""
+    """Store one memory. CONTENT is a text, or - to read it from standard input, but for a line end at its end."""
     with place.scope(embeds=True, creates=True) as scope:
         record = scope.remember(
             _content(content),
             event_time=_time(event_time, "--event-time"),
             expires_at=_time(expires_at, "--expires-at"),
-            metadata=_object(metadata),
+            metadata=_object(metadata, "--metadata"),
             now=_time(now, "--now"),
             **fields,
         )
@@ -294,7 +294,7 @@ def update(
     if expires_at is not None:
         changes["expires_at"] = None if expires_at == "never" else _time(expires_at, "--expires-at")
     if metadata is not None:
-        changes["metadata"] = _object(metadata)
+        changes["metadata"] = _object(metadata, "--metadata")
     with place.scope(embeds=content is not None) as scope:
         record = scope.update(id, if_version=if_version, now=_time(now, "--now"), **changes)
     _show(record, as_json, lambda: f"updated {record.id}, version {record.version}")
@@ -330,8 +330,12 @@ def forget(
             now=_time(now, "--now"),
         )
     verb = "would forget" if dry_run else "forgot"
-    missing = f"; not here: {', '.join(report.missing)}" if report.missing else ""
-    _show({**_plain(report), "count": report.count}, as_json, lambda: f"{verb} {report.count}{missing}")
+    told = [f"{verb} {report.count}"]
+    told += [f"not here: {', '.join(report.missing)}"] * bool(report.missing)
+    told += [
+        f"rewritten in another session or role, forget it without --session and --role: {', '.join(report.elsewhere)}"
+    ] * bool(report.elsewhere)
+    _show({**_plain(report), "count": report.count}, as_json, lambda: "; ".join(told))
 
 
 @main.command()
@@ -344,7 +348,7 @@ def restore(place: Place, ids: Sequence[str], as_json: bool) -> None:
         report = scope.restore(list(ids))
     told = [f"restored {report.count}"]
     told += [f"not to be had: {', '.join(report.missing)}"] * bool(report.missing)
-    told += [f"id or key in use: {', '.join(report.in_use)}"] * bool(report.in_use)
+    told += [f"id, key or idempotency key in use: {', '.join(report.in_use)}"] * bool(report.in_use)
     _show({**_plain(report), "count": report.count}, as_json, lambda: "; ".join(told))
 
 
@@ -429,13 +433,84 @@ def prune(
 @click.argument("key", required=False)
 @click.option("--id", help="By id, in place of a key.")
 @click.option("--kind", type=click.Choice(KINDS), help="Which kind's key.")
+@tiers_option
 @as_json
 @click.pass_obj
-def history(place: Place, key: str | None, id: str | None, kind: str | None, as_json: bool) -> None:
+def history(place: Place, key: str | None, id: str | None, kind: str | None, tiers: str, as_json: bool) -> None:
     """All versions of one memory, oldest first."""
+    asked = tiers.split(",")
     with place.scope() as scope:
-        records = list(scope.history(key, id=id, kind=kind))
+        records = list(scope.history(key, id=id, kind=kind, tiers=asked))
+        if not records and "cold" not in asked and scope.history(key, id=id, kind=kind, tiers="cold"):
+            click.echo("memcore: it lies in the cold tier: --tiers hot,cold shows it", err=True)
     _show(records, as_json, lambda: "\n".join(_line(record) for record in records) or "nothing here")
+
+
+@main.command()
+@click.argument("src")
+@click.argument("relation")
+@click.argument("dst")
+@click.option("--attributes", help="A JSON object.")
+@click.option("--valid-from", help="From when on it holds; default ever.")
+@click.option("--valid-to", help="Up to when it holds; default for ever.")
+@now_option
+@as_json
+@click.pass_obj
+def link(
+    place: Place, src: str, relation: str, dst: str, attributes: str | None, valid_from: str | None,
+    valid_to: str | None, now: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Link the memory SRC by a RELATION to the memory DST, both by id; it replaces what was told of the same time."""
+    with place.scope() as scope:
+        made = scope.link(
+            src,
+            relation,
+            dst,
+            attributes=_object(attributes, "--attributes"),
+            valid_from=_time(valid_from, "--valid-from"),
+            valid_to=_time(valid_to, "--valid-to"),
+            now=_time(now, "--now"),
+        )
+    _show(made, as_json, lambda: _link_line(made))
+
+
+@main.command()
+@click.argument("src")
+@click.argument("relation", required=False)
+@click.argument("dst", required=False)
+@now_option
+@as_json
+@click.pass_obj
+def unlink(place: Place, src: str, relation: str | None, dst: str | None, now: str | None, as_json: bool) -> None:
+    """End the links from the memory SRC, all of them or by a RELATION and to the memory DST."""
+    with place.scope() as scope:
+        count = scope.unlink(src, relation, dst, now=_time(now, "--now"))
+    _show({"count": count}, as_json, lambda: f"ended {count}")
+
+
+@main.command()
+@click.argument("id", required=False)
+@click.option("--relation", help="Only by this relation.")
+@click.option(
+    "--direction", type=click.Choice(("both", "out", "in")), default="both", show_default=True,
+    help="From the memory, to it, or both.",
+)  # fmt: skip
+@now_option
+@click.option("--as-of", help="Those that were made by this moment and held then.")
+@as_json
+@click.pass_obj
+def links(
+    place: Place, id: str | None, relation: str | None, direction: str, now: str | None, as_of: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """The links that hold: of the memory ID, or of the whole scope."""
+    with place.scope() as scope:
+        found = list(
+            scope.links(
+                id, relation=relation, direction=direction, now=_time(now, "--now"), as_of=_time(as_of, "--as-of")
+            )
+        )
+    _show(found, as_json, lambda: "\n".join(map(_link_line, found)) or "nothing here")
 
 
 @main.command()
@@ -588,11 +663,12 @@ def _content(text: str) -> str:
     if sys.stdin is None:
         raise InvalidInput("standard input is closed; give the text as an argument")
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as fault:
         raise InvalidInput(
             f"standard input is not UTF-8 ({fault.reason} at byte {fault.start}); convert it first"
         ) from None
+    return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")  # which ends the line and is not of the text
 
 
 def _time(text: str | None, what: str) -> float | None:
@@ -603,15 +679,15 @@ def _time(text: str | None, what: str) -> float | None:
     return clock.parse(text, what) / clock.MICROS
 
 
-def _object(text: str | None) -> dict[str, Any] | None:
+def _object(text: str | None, what: str) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as fault:
-        raise InvalidInput(f'--metadata is not JSON ({fault}); pass an object such as {{"host": "web01"}}') from None
+        raise InvalidInput(f'{what} is not JSON ({fault}); pass an object such as {{"host": "web01"}}') from None
     if not isinstance(value, dict):
-        raise InvalidInput(f'--metadata is {text!r}; pass a JSON object such as {{"host": "web01"}}')
+        raise InvalidInput(f'{what} is {text!r}; pass a JSON object such as {{"host": "web01"}}')
     return value
 
 
@@ -701,6 +777,13 @@ def _line(record: Any) -> str:
     named = f" {record.key}:" if record.key else ""
     head = f"{record.id}  {record.event_time:%Y-%m-%d %H:%M}Z  {record.kind:10} v{record.version}"
     return f"{head}{named} {_one_line(record.content)}"
+
+
+def _link_line(link: Any) -> str:
+    said = [_one_line(_flat(link.attributes))] if link.attributes else []
+    said += [f"from {_plain(link.valid_from)}"] if link.valid_from else []
+    said += [f"to {_plain(link.valid_to)}"] if link.valid_to else []
+    return "  ".join([link.src_id, _one_line(link.relation), link.dst_id, *said])
 
 
 def _hit_lines(hits: Any) -> str:

@@ -173,7 +173,9 @@ class Engine:
         if embedder is not self.embedder:
             raise EmbedderMismatch(
                 "the store has come to another embedder (reembed) while this text was embedded; nothing was written: "
-                "do it again"
+                "do it again",
+                stored=self.catalog.fingerprint,
+                given=None if embedder is None else embedder.fingerprint,
             )
 
     def reembed(self, embedder: Embedder, progress: portable.Progressing | None) -> ReembedReport:

@@ -31,7 +31,15 @@ class DimensionMismatch(InvalidInput):
 
 
 class EmbedderMismatch(MemcoreError):
-    """The store was written with another embedder than the one it is opened with."""
+    """The store was written with another embedder than the one it is opened with, or that vectors come from.
+
+    `stored` and `given` are their fingerprints: of the store's vectors, and of the other; None where none is known.
+    """
+
+    def __init__(self, *args: object, stored: str | None = None, given: str | None = None) -> None:
+        super().__init__(*args)
+        self.stored = stored
+        self.given = given
 
 
 class ScopeError(InvalidInput):

@@ -235,6 +235,7 @@ def choice(value: object, what: str, allowed: Sequence[str]) -> str:
 
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_sorted = json.JSONEncoder(sort_keys=True).encode
 _JSON_TYPES = frozenset((str, int, float, bool, type(None), dict, list))
 
 
@@ -252,6 +253,13 @@ def metadata(value: object, what: str = "metadata") -> str | None:
             f"{what} has {len(written)} characters as JSON; at most {MAX_TEXT_LENGTH} are allowed: shorten it"
         )
     return written
+
+
+def same_object(one: str | None, other: str | None) -> bool:
+    """Whether two texts of `metadata` say the same, in whatever order of keys. 1, 1.0 and true are not the same."""
+    if one is None or other is None or one == other:
+        return one == other
+    return bool(_sorted(json.loads(one)) == _sorted(json.loads(other)))
 
 
 def _plain(value: Any, path: tuple[Any, ...]) -> Any:

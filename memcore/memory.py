@@ -7,7 +7,8 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,12 @@ from memcore.gate import KINDS
 from memcore.lifecycle import prune as pruning
 from memcore.lifecycle.prune import PruneReport
 from memcore.schema import Link, Links, Record, Records
-from memcore.search.filter import All, Where, compile_where
+from memcore.search.filter import All, Where, compile_where, passing
 from memcore.store import moving, portable
 from memcore.store.catalog import Catalog, Commit
 from memcore.store.commits import Commits, CompactReport
 from memcore.store.links import NEVER, View
-from memcore.store.partition import UPSERTED, WORKING, Conversation, Ref
+from memcore.store.partition import UPSERTED, WORKING, Conversation, Partition, Ref
 from memcore.store.segment import own
 from memcore.store.snapshot import EVERY, Mask, Selection, Snapshot, link_table, record
 from memcore.store.writes import Write, prepare_of, writes
@@ -57,13 +58,15 @@ KEEP: Final = _Keep()
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
     """`ids` of what was forgotten (or would be, if `dry_run`); `missing`: ids that were asked for and are not there;
-    `cascaded`: ids of summaries that had to go with what was erased.
+    `cascaded`: ids of summaries that had to go with what was erased; `elsewhere`: ids of which this scope has earlier
+    versions alone, and another session or role the last one: they stay, all versions.
     """
 
     ids: builtins.list[str]
     missing: builtins.list[str] = field(default_factory=list)
     dry_run: bool = False
     cascaded: builtins.list[str] = field(default_factory=list)
+    elsewhere: builtins.list[str] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -78,8 +81,8 @@ class ForgetReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """`ids` of what is here again; `missing`: ids of which nothing forgotten is left; `in_use`: ids that, or whose key,
-    another memory has by now.
+    """`ids` of what is here again; `missing`: ids of which nothing forgotten is left; `in_use`: ids that, or whose key
+    or idempotency key, another memory has by now.
     """
 
     ids: builtins.list[str]
@@ -94,6 +97,17 @@ class RestoreReport:
         return len(self.ids)
 
 
+class _Going(NamedTuple):
+    """What `forget` has found: the ids of what goes, in halves, of what must be erased with it, and of what another
+    session or role has rewritten.
+    """
+
+    hi: _ids.U64
+    lo: _ids.U64
+    cascaded: builtins.list[tuple[int, int]]
+    elsewhere: set[tuple[int, int]]
+
+
 class WriteResult(builtins.list[str]):
     """The ids that `remember_many` stored, in order. With on_invalid="skip", `faults` says why rows are missing."""
 
@@ -101,12 +115,19 @@ class WriteResult(builtins.list[str]):
         super().__init__(stored)
         self.faults = {row: str(fault) for row, fault in faults.items()}
 
+    @property
+    def ids(self) -> builtins.list[str]:
+        """The list itself, by the name that other reports have for it."""
+        return self
+
 
 class Scope:
     """One (tenant, project), perhaps narrowed to a session and an agent role. All verbs stay inside it.
 
     Reads of a scope without a session see all sessions; what it writes goes into session "default". Likewise for roles.
-    A key names one record in the whole (tenant, project), whichever session wrote it.
+    A key names one record in the whole (tenant, project), whichever session wrote it. A memory belongs to the session
+    and role of its last version: there it is updated, forgotten and restored, all versions together. The sessions that
+    wrote earlier ones go on to see those, in `history`, `as_of` and an export.
     """
 
     def __init__(
@@ -155,8 +176,8 @@ class Scope:
 
         A semantic or procedural memory with a `key` that is in use becomes the next version of that record; an episodic
         one never replaces another. `event_time` (default `now`) is when it happened. A second call with the same
-        `idempotency_key`, in the same session and role, stores nothing and returns the first record. `vector` stands in
-        for embedding the text.
+        `idempotency_key`, in the same session and role, stores nothing and returns the first record, unless that was
+        forgotten: then the key is free, and the call stores anew. `vector` stands in for embedding the text.
         """
         engine = self._engine
         engine.check_open()
@@ -224,7 +245,8 @@ class Scope:
         if_version: int | None = None,
         now: clock.Instant | None = None,
     ) -> Write[Record]:
-        """Makes the next version of a memory with the given fields changed; the others stay. Returns the new record.
+        """Makes the next version of a memory, by id or record, with the given fields changed; the others stay. Returns
+        the new record.
 
         `metadata` replaces the whole object; None empties it, and takes away an expiry. New content is embedded anew
         unless a vector comes with it; in a store without an embedder it is left without a vector, since the old one was
@@ -233,7 +255,8 @@ class Scope:
         engine = self._engine
         engine.check_open()
         moment = engine.now(now)
-        hi, lo = _ids.halves(gate.record_id(id))
+        hi, lo = _ids.halves(gate.record_id(getattr(id, "id", id)))
+        named = _ids.to_text(hi, lo)
         expected = None if if_version is None else gate.count(if_version, "if_version", 1)
         changes: dict[str, Any] = {}
         for name, value, check in (
@@ -262,14 +285,14 @@ class Scope:
             expires = 0 if ref is None else ref.get("expires_at")
             if ref is None or (expires and expires <= moment):
                 raise NotFound(
-                    f"no memory {id} in tenant {self.tenant_id!r}, project {self.project_id!r}; it was never there, "
+                    f"no memory {named} in tenant {self.tenant_id!r}, project {self.project_id!r}; it was never there, "
                     "was forgotten, has expired or lies in the cold tier (restore it first): list() shows what is there"
                 )
             found = ref.get("version")
             if expected is not None and expected != found:
                 raise VersionConflict(
-                    f"memory {id} is at version {found}, not {expected}; someone else changed it first: get it again, "
-                    f"and update with if_version={found}",
+                    f"memory {named} is at version {found}, not {expected}; someone else changed it first: get it "
+                    f"again, and update with if_version={found}",
                     expected=expected,
                     found=found,
                 )
@@ -343,9 +366,13 @@ class Scope:
             asked = gate.vector(vector, dim=snapshot.dim or None)
         if not snapshot.dim:
             asked = None  # no row has a vector yet
-        hits = result.hits(
-            snapshot, exact.best(snapshot, _masks(snapshot, selection, condition), asked, ask), asked, ask
-        )
+        begun = perf_counter()
+        masks = passing(snapshot, selection, condition)
+        filtered = perf_counter()
+        found = exact.best(snapshot, masks, asked, ask)
+        scanned = perf_counter()
+        hits = result.hits(snapshot, found, asked, ask)
+        hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
         self._count_access([hits], selection, snapshot)
         return hits
 
@@ -366,8 +393,13 @@ class Scope:
         min_similarity: float | None = None,
         min_score: float | None = None,
         tiers: str | Sequence[str] = HOT,
+        scopes: Sequence[Scope] | None = None,
     ) -> builtins.list[Recall]:
-        """`recall` for many queries in one pass over the memory; one result a query, in order. Same order of hits."""
+        """`recall` for many queries in one pass over the memory; one result a query, in order. Same order of hits.
+
+        With `scopes`, one a query, each is asked in a scope of its own (of this store, as from `scope`) instead of this
+        one: all are embedded together, and those of one scope searched together.
+        """
         engine = self._engine
         engine.check_open()
         tiers = tiers if tiers is HOT else gate.tiers(tiers)
@@ -378,19 +410,57 @@ class Scope:
         )
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
-        from memcore.search import exact, result
-
         if queries is not None:
             embedded, snapshot = self._embed_queries(queries, tiers)
         else:
             snapshot = self._snapshot(tiers)
             embedded = gate.vectors(vectors, rows=None, dim=snapshot.dim or None, what="vectors")
+        if scopes is None:
+            return self._recall_many(snapshot, selection, condition, embedded, ask)
+        many: builtins.list[Recall] = [None] * len(embedded)  # type: ignore[list-item]
+        for scope, places in self._shared_out(scopes, len(embedded)).items():
+            session, role = scope._narrowing()
+            mine = replace(selection, session=session, role=role)
+            found = scope._recall_many(scope._snapshot(tiers), mine, condition, embedded[places], ask)
+            for place, hits in zip(places, found, strict=True):
+                many[place] = hits
+        return many
+
+    def _recall_many(
+        self, snapshot: Snapshot, selection: Selection, condition: Where | All | None, queries: F32, ask: Ask
+    ) -> builtins.list[Recall]:
+        from memcore.search import exact, result
+
         if not snapshot.dim:
-            embedded = np.zeros((len(embedded), 0), dtype=np.float32)
-        found = exact.best_many(snapshot, _masks(snapshot, selection, condition), embedded, ask)
-        many = [result.hits(snapshot, f, row, ask) for f, row in zip(found, embedded, strict=True)]
+            queries = np.zeros((len(queries), 0), dtype=np.float32)
+        begun = perf_counter()
+        masks = passing(snapshot, selection, condition)
+        filtered = perf_counter()
+        found = exact.best_many(snapshot, masks, queries, ask)
+        scanned = perf_counter()
+        many = result.hits_of_many(snapshot, found, queries, ask)
+        took = filtered - begun, scanned - filtered, perf_counter() - scanned
+        for hits in many:
+            hits.took = took
         self._count_access(many, selection, snapshot)
         return many
+
+    def _shared_out(self, scopes: Any, n: int) -> dict[Scope, builtins.list[int]]:
+        """Which of `n` queries each of the scopes is asked."""
+        several = isinstance(scopes, Sequence) and not isinstance(scopes, str)
+        if not several or len(scopes) != n:
+            got = len(scopes) if several else gate.shown(scopes)
+            raise InvalidInput(f"scopes is {got} for {n} queries; pass one scope for each query")
+        shares: dict[tuple[Any, ...], tuple[Scope, builtins.list[int]]] = {}
+        for place, given in enumerate(scopes):
+            scope = getattr(given, "_sync", given)  # of an `AsyncScope`
+            if not isinstance(scope, Scope) or scope._engine is not self._engine:
+                raise InvalidInput(
+                    f"scopes[{place}] is {gate.shown(given)}; it must be a scope of this store, as scope() returns it"
+                )
+            name = (*scope._name, scope.session_id, scope.agent_role)
+            shares.setdefault(name, (scope, []))[1].append(place)
+        return dict(shares.values())
 
     def get(
         self,
@@ -402,7 +472,7 @@ class Scope:
         as_of: clock.Instant | None = None,
         tiers: str | Sequence[str] = HOT,
     ) -> Record | None:
-        """The memory with this id or key, or None if it isn't here, is forgotten or expired.
+        """The memory with this id (or of this record) or key, or None if it isn't here, is forgotten or expired.
 
         A key that several kinds use finds the one written last, unless `kind` says which. `as_of`: as it stood then.
         What lies in the cold tier is found with `tiers=("hot", "cold")`.
@@ -444,7 +514,7 @@ class Scope:
         moment, then = self._moments(now, as_of)
         selection = self._selection(gate.kinds(kinds), moment, then)
         snapshot = self._snapshot(tiers)
-        positions = snapshot.positions(_masks(snapshot, selection, condition))
+        positions = snapshot.positions(passing(snapshot, selection, condition))
         return _in_order(snapshot, positions, first, None if most is None else first + most)
 
     def history(
@@ -455,7 +525,8 @@ class Scope:
         kind: str | None = None,
         tiers: str | Sequence[str] = HOT,
     ) -> Records:
-        """All versions of one memory, oldest first; each but the last tells in `superseded_at` when it was replaced.
+        """All versions of one memory, by key, id or record, oldest first; each but the last tells in `superseded_at`
+        when it was replaced.
 
         A key that several memories have had stands for the one written last. What lies in the cold tier is found with
         `tiers=("hot", "cold")`.
@@ -492,9 +563,16 @@ class Scope:
 
         `relation` is one of the library's ("summarizes", "caused_by", "supersedes", "contradicts", "lesson_of") or any
         other name; `attributes` a JSON object. The link holds from `valid_from` up to `valid_to`, by default ever and
-        for ever. The same call again does nothing while the link holds; one with other attributes or times makes the
-        next, and ends those of the same memories and relation whose time it shares, whether they hold or are still to
-        come: at no moment do two hold.
+        for ever.
+
+        What is told of the same memories and relation is one timeline: from now on at no moment do two links hold, and
+        what is past stays as it was told. So a new link ends those that would hold beside it, each from then on for
+        good, and one still to come altogether; without `valid_from` it then holds from now on. (Where the clock went
+        back, now is when the last of them was made.)
+
+        The same call again writes nothing and returns the link, as does one that leaves out what that has: without
+        `valid_from` it means the link that holds now, without `valid_to` none that is over. A link that was ended is
+        not meant by any call: it is made anew.
         """
         engine = self._engine
         engine.check_open()
@@ -523,18 +601,18 @@ class Scope:
                         f"no memory {_ids.to_text(*end)} in tenant {self.tenant_id!r}, project {self.project_id!r} to "
                         "link; it was never there or was forgotten: list() shows what is there"
                     )
-            view = partition.links.view()
-            shared = view.meets(times["valid_from"], times["valid_to"])
-            there = self._lasting_links(catalog, ends[0], name, ends[1], moment, shared)
-            holds = view.valid(catalog.seq, moment)
-            for row in there:
-                same = told is None or told == view.attributes[row]
-                same &= bool(holds[row]) or times["valid_from"] != NEVER
-                if same and all(v in (NEVER, view.columns[what][row]) for what, v in times.items()):
+            view, (since, until) = partition.links.view(), times.values()
+            mine = view.between(ends[0], catalog.known_code(name), ends[1])
+            for row in np.flatnonzero(mine & view.again(catalog.seq, moment, since, until))[::-1].tolist():
+                if attributes is None or gate.same_object(told, view.attributes[row]):
                     return view, row, catalog.seq
-            if there:
-                catalog.end_links(self._name, there, moment)
-            columns: dict[str, Any] = {**times, "created_at": moment}
+            begins = max(moment, since)
+            cut = np.flatnonzero(mine & view.cut(catalog.seq, begins, until))
+            if len(cut):
+                catalog.end_links(self._name, dict(zip(cut.tolist(), view.ends(begins)[cut].tolist(), strict=True)))
+                if since == NEVER:
+                    since = max(moment, int(view.columns["created_at"][cut].max()))
+            columns: dict[str, Any] = {"valid_from": since, "valid_to": until, "created_at": moment}
             for end_name, (hi, lo) in zip(("src", "dst"), ends, strict=True):
                 columns[f"{end_name}_hi"], columns[f"{end_name}_lo"] = np.uint64(hi), np.uint64(lo)
             catalog.link(self._name, columns, [name], [told])
@@ -554,7 +632,8 @@ class Scope:
     ) -> Links:
         """The links that hold, in the order they were made: all of the scope, or those of one memory.
 
-        `direction` is "out" (from it), "in" (to it) or "both". `as_of`: those that were known then, and held then.
+        `direction` is "out" (from it), "in" (to it) or "both". `as_of`: those that were made by then, and held then by
+        what is known now; `valid_to` is up to when they hold, as it is known now.
         """
         self._engine.check_open()
         moment, then = self._moments(now, as_of)
@@ -583,7 +662,7 @@ class Scope:
         self, src: Any, relation: str | None = None, dst: Any = None, *, now: clock.Instant | None = None
     ) -> int:
         """Ends the links from one memory, by a relation (default: any), to another (default: any), which hold or are
-        still to come; how many.
+        still to come, from now on; how many.
 
         What they were stays: `links(as_of=…)` shows it, and an export has it.
         """
@@ -597,9 +676,14 @@ class Scope:
         name = None if relation is None else gate.name(relation, "relation")
 
         def end(catalog: Catalog) -> int:
-            rows = self._lasting_links(catalog, ends[0], name, ends[1], moment)
-            if rows:
-                catalog.end_links(self._name, rows, moment)
+            partition = catalog.partition(self._name)
+            view = partition.links.view()
+            relation = None if name is None else catalog.known_code(name)
+            rows = np.flatnonzero(view.between(ends[0], relation, ends[1]) & view.lasting(catalog.seq, moment))
+            if len(rows) and self._narrowing() != (None, None):
+                rows = rows[self._sees_ends(catalog.as_written(self._name, partition), view, rows)]
+            if len(rows):
+                catalog.end_links(self._name, dict(zip(rows.tolist(), view.ends(moment)[rows].tolist(), strict=True)))
             return len(rows)
 
         return engine.write(end)
@@ -622,11 +706,16 @@ class Scope:
         """Forgets memories, all their versions, by id or by conditions that must all hold.
 
         `older_than_days`: the event is older than that; `max_access`: recalled at most so often. A call that names
-        nothing is refused: to empty the scope say `everything=True`. `dry_run` tells what would go, and does nothing.
+        nothing is refused: to empty the scope say `everything=True`, as with a `where` of which all values are None,
+        since it matches every memory that lacks them. `dry_run` tells what would go, and does nothing.
 
-        What is forgotten is seen no more, as of no moment. `restore` brings it back until its bytes are gone: after
-        seven days at the earliest, or with `compact()`. A forgotten memory's links are hidden, and come back with it.
-        What lies in the cold tier is forgotten as well, and its files are rewritten without it by `compact()`.
+        A memory is forgotten where its last version was written. An id of which this scope has earlier versions alone
+        stays, and is told in the report's `elsewhere`: a scope without a session and role forgets it.
+
+        What is forgotten is seen no more, as of no moment. `restore` brings it back until its bytes are gone: with
+        `compact()`, or, once it is seven days old, in a directory when 32,768 new rows are sealed, in RAM with a later
+        `forget`. A forgotten memory's links are hidden, and come back with it. What lies in the cold tier is forgotten
+        as well, and its files are rewritten without it by `compact()`.
 
         `erase=True` is for good: it cannot be restored, also what of the ids asked for was forgotten before. With a
         memory go all its versions, the links that touch it, and, in whatever session, the memories of level 1 and up
@@ -655,6 +744,11 @@ class Scope:
             raise InvalidInput(f"older_than_days is {age:g}; it must be at least 0")
         most = None if max_access is None else gate.count(max_access, "max_access")
         condition = None if where is None else compile_where(where)
+        if isinstance(where, Mapping) and all(value is None for value in where.values()) and not everything:
+            raise InvalidInput(
+                f"where is {gate.shown(where)}; None matches every memory that lacks the value, which may be all: pass "
+                "everything=True with it if that is meant, or name a value"
+            )
         asked = None if ids is None else _asked_ids(ids)
         selection = self._selection(
             KINDS if kinds is None else gate.kinds(kinds), moment, None, expired=True, lapsed=True
@@ -672,26 +766,26 @@ class Scope:
                     last = {snapshot.name(position): position for position in left}
                     seen = sorted([*seen, *(p for name, p in last.items() if name not in here)])
                 return np.array(seen, dtype=np.int64)
-            return snapshot.positions(_aged(snapshot, _masks(snapshot, selection, condition), moment, age, most))
+            return snapshot.positions(_aged(snapshot, passing(snapshot, selection, condition), moment, age, most))
 
-        def named_in(snapshot: Snapshot) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
-            """The ids of what is chosen, in halves, and of what must be erased with it."""
-            halves = snapshot.halves(chosen(snapshot))
+        def named_in(snapshot: Snapshot) -> _Going:
+            hi, lo = snapshot.halves(chosen(snapshot))
+            names = set(zip(hi.tolist(), lo.tolist(), strict=True))
+            left = set(asked or ()) - names
+            elsewhere = self._mine(snapshot, left) if left and self._narrowing() != (None, None) else set()
             if not erase or not snapshot.links.n:
-                return *halves, []
-            about = snapshot.summaries(set(zip(*(half.tolist() for half in halves), strict=True)))
-            left = self._restorable(snapshot, snapshot.positions_with(set(about)).tolist()) if about else []
-            there = {snapshot.name(position) for position in left}
-            return *halves, [name for name in about if name in there]
+                return _Going(hi, lo, [], elsewhere)
+            about = snapshot.summaries(names)
+            kept = self._restorable(snapshot, snapshot.positions_with(set(about)).tolist()) if about else []
+            there = {snapshot.name(position) for position in kept}
+            return _Going(hi, lo, [name for name in about if name in there], elsewhere)
 
-        def settled(
-            hot: Callable[[], Snapshot], whole: Callable[[], Snapshot]
-        ) -> tuple[int, tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]]:
+        def settled(hot: Callable[[], Snapshot], whole: Callable[[], Snapshot]) -> tuple[int, _Going]:
             """What is named, as of a commit. The cold tier is read only if the hot one may not have all of it."""
             if asked is not None and not erase:
                 snapshot = hot()
                 found = named_in(snapshot)
-                if len(found[0]) == len(set(asked)):
+                if len(found.hi) == len(set(asked)):
                     return snapshot.seq, found
             snapshot = whole()
             return snapshot.seq, named_in(snapshot)
@@ -699,7 +793,7 @@ class Scope:
         # Not under the lock: a filter that reads all metadata takes its time.
         seq, found = settled(lambda: engine.catalog.snapshot(self._name), lambda: engine.catalog.whole(self._name))
 
-        def let_go(catalog: Catalog) -> tuple[_ids.U64, _ids.U64, builtins.list[tuple[int, int]]]:
+        def let_go(catalog: Catalog) -> _Going:
             partition = catalog.partition(self._name)
             now_there = found
             if partition.shown.seq != seq or partition.pending:
@@ -707,15 +801,17 @@ class Scope:
                     lambda: catalog.as_written(self._name, partition, cold=False),
                     lambda: catalog.as_written(self._name, partition),
                 )
-            names = {*zip(*(half.tolist() for half in now_there[:2]), strict=True), *now_there[2]}
+            names = {*zip(now_there.hi.tolist(), now_there.lo.tolist(), strict=True), *now_there.cascaded}
             if names:
                 catalog.forget(self._name, names, moment, erased=erase)
             return now_there
 
-        hi, lo, cascaded = found if dry_run else engine.write(let_go)
+        hi, lo, cascaded, elsewhere = found if dry_run else engine.write(let_go)
         names = set(zip(hi.tolist(), lo.tolist(), strict=True))
-        missing = [_ids.to_text(*name) for name in dict.fromkeys(asked or ()) if name not in names]
-        return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run, [_ids.to_text(*name) for name in cascaded])
+        left = [name for name in dict.fromkeys(asked or ()) if name not in names]
+        missing = [_ids.to_text(*name) for name in left if name not in elsewhere]
+        theirs = [_ids.to_text(*name) for name in left if name in elsewhere]
+        return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run, [_ids.to_text(*name) for name in cascaded], theirs)
 
     def restore(self, ids: Any) -> RestoreReport:
         """Brings back what was forgotten, all versions as they were, by id, record or the report of `forget`.
@@ -733,27 +829,30 @@ class Scope:
             partition = catalog.partition(self._name)
             refs = partition.forgotten(set(asked))
             erased = catalog.erased({ref.get("forgotten_seq") for ref in refs})
-            session, role = self._narrowing()
-            mine: dict[tuple[int, int], builtins.list[Ref]] = {}
+            hot: dict[tuple[int, int], builtins.list[Ref]] = {}
             for ref in refs:
-                seen = session in (None, ref.get("session")) and role in (None, ref.get("role"))
-                if seen and ref.get("forgotten_seq") not in erased:
-                    mine.setdefault(ref.name, []).append(ref)
+                if ref.get("forgotten_seq") not in erased:
+                    hot.setdefault(ref.name, []).append(ref)
+            mine = {name: versions for name, versions in hot.items() if self._owns(versions[-1])}
             used = partition.known(set(mine))
             cold = moving.cold_versions(catalog, partition, set(asked) - set(mine))
-            for name, versions in cold.items():
-                last = versions[-1]
-                if session in (None, last.get("session")) and role in (None, last.get("role")):
-                    mine[name] = versions
+            mine |= {name: versions for name, versions in cold.items() if self._owns(versions[-1])}
             used |= partition.known(set(mine) & set(cold), cold=False)
             back, in_use, from_cold = [], [], []
+            retried: set[tuple[int, int, str]] = set()
             for name, versions in mine.items():
                 key, kind = versions[-1].text("key"), versions[-1].get("kind")
                 rival = key is not None and kind in UPSERTED and partition.by_key(kind, key)
-                if name in used or rival:
+                first = {
+                    (ref.get("session"), ref.get("role"), told)
+                    for ref in versions
+                    if (told := ref.text("idempotency_key")) is not None
+                }
+                if name in used or rival or first & retried or _answers_for(partition, first) - {name}:
                     in_use.append(name)
                     continue
                 back.append(name)
+                retried |= first
                 if name in cold:
                     from_cold.extend(versions)
                 else:
@@ -773,7 +872,7 @@ class Scope:
         condition = None if where is None else compile_where(where)
         selection = self._selection(gate.kinds(kinds), 0, None, expired=True, lapsed=True, forgotten=True)
         snapshot = self._engine.catalog.whole(self._name)
-        positions = snapshot.positions(_masks(snapshot, selection, condition))
+        positions = snapshot.positions(passing(snapshot, selection, condition))
         return _in_order(snapshot, np.array(self._restorable(snapshot, positions.tolist()), dtype=np.int64))
 
     def prune(
@@ -874,12 +973,14 @@ class Scope:
         snapshot = engine.catalog.snapshot(self._name)
         selection = Selection(frozenset((WORKING,)), moment, session, role)
         positions = snapshot.positions(snapshot.masks(selection)).tolist()
+        every = self._every(superseded=True)  # that is not forgotten: an id may have been used before
 
         def first_said(position: int) -> int:
             """An update keeps a message's place."""
             if snapshot.cell(position, "version") == 1:
                 return position
-            return int(snapshot.positions_with({snapshot.name(position)})[0])
+            versions = snapshot.positions_with({snapshot.name(position)}).tolist()
+            return next(version for version in versions if snapshot.sees(version, every))
 
         return [snapshot.record(position) for position in sorted(positions, key=first_said)]
 
@@ -921,37 +1022,12 @@ class Scope:
     def _standing(self, catalog: Catalog, hi: int, lo: int) -> Ref | None:
         """The version of an id that stands, if this scope sees it."""
         ref = catalog.partition(self._name).standing(hi, lo)
-        session, role = self._narrowing()
-        if ref is None or session not in (None, ref.get("session")) or role not in (None, ref.get("role")):
-            return None
-        return ref
+        return ref if ref is not None and self._owns(ref) else None
 
-    def _lasting_links(
-        self,
-        catalog: Catalog,
-        src: tuple[int, int] | None,
-        relation: str | None,
-        dst: tuple[int, int] | None,
-        moment: int,
-        among: npt.NDArray[np.bool_] | None = None,
-    ) -> builtins.list[int]:
-        """The rows of the links that hold or are still to come, and that this scope sees; None for any end or relation.
-        Under the lock.
-        """
-        partition = catalog.partition(self._name)
-        view = partition.links.view()
-        found = view.lasting(catalog.seq, moment)
-        if among is not None:
-            found &= among
-        for end, name in (("src", src), ("dst", dst)):
-            if name is not None:
-                found &= view.at(end, {name})
-        if relation is not None:
-            found &= view.columns["relation"] == catalog.known_code(relation)
-        rows = np.flatnonzero(found)
-        if len(rows) and self._narrowing() != (None, None):
-            rows = rows[self._sees_ends(catalog.as_written(self._name, partition), view, rows)]
-        return rows.tolist()
+    def _owns(self, last: Ref) -> bool:
+        """Whether the memory with this last version belongs to this scope's session and role."""
+        session, role = self._narrowing()
+        return session in (None, last.get("session")) and role in (None, last.get("role"))
 
     def _sees_ends(self, snapshot: Snapshot, view: View, rows: I64) -> npt.NDArray[np.bool_]:
         """Of which links both ends are of this scope's session and role."""
@@ -1084,7 +1160,7 @@ class Scope:
         return builtins.list(found.values())
 
     def _count_access(self, many: Iterable[Recall], selection: Selection, snapshot: Snapshot) -> None:
-        seqs = [hit.seq for hits in many for hit in hits]
+        seqs = [seq for hits in many for seq in hits.seqs]
         if snapshot.cold:
             seqs = [seq for seq in seqs if all(segment.row_of(seq) is None for segment in snapshot.cold)]
         if seqs and selection.as_of is None:
@@ -1095,7 +1171,7 @@ class Scope:
 
     def _find(self, id: object, key: object, tiers: str | Sequence[str]) -> tuple[Snapshot, I64]:
         """The positions of all versions of an id, or of all rows under a key, oldest first."""
-        name = None if id is None else _ids.halves(gate.record_id(id))
+        name = None if id is None else _ids.halves(gate.record_id(getattr(id, "id", id)))
         text = "" if key is None else gate.text(key, "key")
         snapshot = self._snapshot(tiers)
         return snapshot, snapshot.positions_under(text) if name is None else snapshot.positions_with({name})
@@ -1194,18 +1270,16 @@ class _Rows:
         ]
 
 
+def _answers_for(partition: Partition, retries: set[tuple[int, int, str]]) -> set[tuple[int, int]]:
+    """The ids of the memories that answer retries: a session, a role and an idempotency key each."""
+    seqs = (partition.retry(*retry) for retry in retries)
+    return {partition.ref(seq).name for seq in seqs if seq is not None}
+
+
 def _conversations(columns: Mapping[str, Any]) -> set[Conversation]:
     """The conversations into which these rows were written as working memory."""
     working = np.flatnonzero(columns["kind"] == WORKING) if WORKING in columns["kind"].tolist() else ()
     return {(int(columns["session"][row]), int(columns["role"][row])) for row in working}
-
-
-def _masks(snapshot: Snapshot, selection: Selection, condition: Where | All | None) -> builtins.list[Mask]:
-    """What a selection sees of each part and a filter lets through."""
-    masks = snapshot.masks(selection)
-    if condition is None:
-        return masks
-    return [f if m is EVERY else m & f for m, f in zip(masks, condition.masks(snapshot), strict=True)]
 
 
 def _in_order(snapshot: Snapshot, positions: I64, first: int = 0, last: int | None = None) -> Records:
@@ -1299,8 +1373,9 @@ class Memory(Scope):
         """Adds what `export` wrote, or a JSONL file of rows as `remember_many` takes them.
 
         Ids, versions, times, counters, links and scopes are kept. A memory whose id is here already is left as it is,
-        so that a second import adds nothing. A key in use by another memory goes to the one ingested later, and the
-        other becomes history. Rows without ids are new memories of the default scope, unless they name their own.
+        so that a second import adds nothing, and a newer export no versions. A key in use by another memory goes to the
+        one ingested later, and the other becomes history. A link that is here gets an end that the file knows of.
+        Rows without ids are new memories of the default scope, unless they name their own.
 
         All rows are checked before the first goes in: a faulty file changes nothing. Then they go in with a commit for
         each 8,192. If that is cut off, the rows that are in stay, and the same import goes on from there: to the same
@@ -1419,10 +1494,14 @@ class Memory(Scope):
 
 
 def _told_embedder(embedder: Embedder | None, fingerprint: str | None) -> dict[str, str | None] | None:
-    """The embedder of a store; by its fingerprint alone, if it was opened without one."""
+    """The embedder of a store; as its fingerprint tells it, if it was opened without one."""
     if embedder is not None:
         return {"name": embedder.name, "fingerprint": embedder.fingerprint}
-    return None if fingerprint is None else {"name": None, "fingerprint": fingerprint}
+    if fingerprint is None:
+        return None
+    from memcore import embed
+
+    return {"name": embed.name_of(fingerprint), "fingerprint": fingerprint}
 
 
 def open(
@@ -1518,7 +1597,7 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
     Numba caches kernels on disk, in `NUMBA_CACHE_DIR` where that is set: a second process loads them in a moment.
     """
     from memcore import embed
-    from memcore.store.segment import quantised
+    from memcore.store.codes import Codes
 
     if embedder is not None:
         embed.resolve(embedder).embed(["warm up"])
@@ -1527,4 +1606,5 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
         mem.remember_many([{"content": "warm up", "vector": row} for row in rows])
         mem.recall(vector=rows[0])
         mem.recall_many(vectors=np.tile(rows, (8, 1)))  # enough for the kernels that serve many at once
-    quantised(rows)  # what a recall over a sealed segment asks for first
+    columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
+    Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first

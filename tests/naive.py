@@ -51,8 +51,8 @@ def dot64(row: F32, query: F32) -> float:
     return total
 
 
-def cosines(vectors: F32, rows: Iterable[int], query: F32) -> F64:
-    return np.array([dot64(vectors[row], query) for row in rows])
+def cosines(vectors: F32, rows: Iterable[int], queries: F32, asked: Iterable[int]) -> F64:
+    return np.array([dot64(vectors[row], queries[query]) for row, query in zip(rows, asked, strict=True)])
 
 
 # Codes
@@ -68,14 +68,39 @@ def quantise(row: F32) -> tuple[npt.NDArray[np.int8], float, float]:
     return codes.astype(np.int8), one, norm(row - codes * one)
 
 
-def query_codes(query: F32) -> tuple[npt.NDArray[np.int16], float, float]:
+class Slab(NamedTuple):
+    """A slab of a row or a query: its codes, what one stands for, and the norms of what they miss, of itself, and of
+    what lies behind it.
+    """
+
+    codes: npt.NDArray[Any]
+    one: float
+    missed: float
+    norm: float
+    left: float
+
+
+def slabs(row: npt.NDArray[Any], ends: Sequence[int]) -> list[Slab]:
+    """A row in slabs that end there, each with its own codes."""
+    found, begin = [], 0
+    for end in ends:
+        codes, one, missed = quantise(row[begin:end])
+        found.append(Slab(codes, one, missed, norm(row[begin:end]), norm(row[end:])))
+        begin = end
+    return found
+
+
+def query_slabs(query: npt.NDArray[Any], ends: Sequence[int]) -> list[Slab]:
     """The same for a query, with 16 bits, as many steps as leave the sum of products with int8 codes within 32 bits."""
-    largest = float(np.abs(query).max(initial=0))
-    if largest == 0:
-        return np.zeros(query.size, dtype=np.int16), 0.0, 0.0
-    step = largest / min(8000.0, (2**31 - 1) / (128 * query.size))
-    codes = np.rint(query.astype(np.float64) / step)
-    return codes.astype(np.int16), step, norm(query - codes * step)
+    most = min(8000.0, (2**31 - 1) / (128 * max(query.size, 1)))
+    found, begin = [], 0
+    for end in ends:
+        mine = query[begin:end]
+        step = float(np.abs(mine).max(initial=0)) / most
+        codes = np.rint(mine.astype(np.float64) / step) if step else np.zeros(mine.size)
+        found.append(Slab(codes.astype(np.int16), step, norm(mine - codes * step), norm(mine), norm(query[end:])))
+        begin = end
+    return found
 
 
 def code_dots(codes: npt.NDArray[np.int8], query: npt.NDArray[np.int16]) -> list[int]:

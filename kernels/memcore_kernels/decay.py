@@ -16,7 +16,7 @@ HOUR = 3.6e9  # microseconds
 KNOWN_ERROR = 2e-6  # of `known_terms`: its roundings add up to 4.5e-7, and the worst of 1.6e8 values was off by 1.7e-7
 _POWERS = (0.5 ** np.arange(128)).astype(np.float32)
 _FASTEST = 1e20  # half-lives a µs: all is forgotten after the first, and the longest age times this is still a float32
-_LANES = 16
+LANES = 16
 
 
 @exact_kernel
@@ -64,26 +64,26 @@ def known_terms(
         for r in range(n):
             if not allowed[r]:
                 known[r] = -np.inf
-    lanes = np.empty(_LANES, dtype=np.float32)
+    lanes = np.empty(LANES, dtype=np.float32)
     for b in range(peaks.size):
-        peaks[b] = _highest(known[b * BLOCK : min((b + 1) * BLOCK, n)], lanes)
+        peaks[b] = highest(known[b * BLOCK : min((b + 1) * BLOCK, n)], lanes)
 
 
 @kernel
-def _highest(values: npt.NDArray[np.float32], lanes: npt.NDArray[np.float32]) -> np.float32:
+def highest(values: npt.NDArray[np.float32], lanes: npt.NDArray[np.float32]) -> np.float32:
     """The largest value, minus infinity of none; `lanes` is scratch.
 
     A single running maximum waits for itself at each row, since without `nnan` it does not vectorise: three times the
     time, and a quarter of a whole query where known terms decide.
     """
     lanes[:] = -np.inf
-    whole = values.size - values.size % _LANES
-    for start in range(0, whole, _LANES):
-        for lane in range(_LANES):
+    whole = values.size - values.size % LANES
+    for start in range(0, whole, LANES):
+        for lane in range(LANES):
             lanes[lane] = max(lanes[lane], values[start + lane])
     for r in range(whole, values.size):
         lanes[0] = max(lanes[0], values[r])
     highest: np.float32 = lanes[0]
-    for lane in range(_LANES):
+    for lane in range(LANES):
         highest = max(highest, lanes[lane])
     return highest

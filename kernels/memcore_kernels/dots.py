@@ -39,7 +39,9 @@ def dot64(row: F32, query: F32) -> float:
 
 
 @exact_kernel
-def cosines(vectors: F32, rows: npt.NDArray[np.int64], query: F32, out: npt.NDArray[np.float64]) -> None:
-    """out[i] = dot64(vectors[rows[i]], query): float32 `(n, d)`, int64 `(m,)`, float32 `(d,)`; out float64 `(m,)`."""
+def cosines(
+    vectors: F32, rows: npt.NDArray[np.int64], queries: F32, asked: npt.NDArray[np.int64], out: npt.NDArray[np.float64]
+) -> None:
+    """out[i] = dot64(vectors[rows[i]], queries[asked[i]]): float32 `(n, d)`, `(q, d)`, int64 `(m,)`, float64 `(m,)`."""
     for i in range(rows.size):
-        out[i] = dot64(vectors[rows[i]], query)
+        out[i] = dot64(vectors[rows[i]], queries[asked[i]])

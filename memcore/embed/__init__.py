@@ -6,6 +6,7 @@ Importing this loads NumPy and nothing heavier; wordllama's tables are loaded by
 from __future__ import annotations
 
 import builtins
+import contextlib
 from typing import TypeGuard
 
 from memcore import gate
@@ -13,7 +14,7 @@ from memcore.embed.callable import CallableEmbedder
 from memcore.embed.hashed import HashedEmbedder
 from memcore.embed.protocol import Embedder, EmbedderSpec, Kind, Vectors
 from memcore.embed.static import StaticEmbedder
-from memcore.errors import InvalidInput
+from memcore.errors import InvalidInput, MissingExtra
 
 __all__ = [
     "CallableEmbedder",
@@ -23,6 +24,8 @@ __all__ = [
     "Kind",
     "StaticEmbedder",
     "Vectors",
+    "name_of",
+    "opening",
     "resolve",
 ]
 
@@ -54,6 +57,26 @@ def resolve(spec: EmbedderSpec) -> Embedder:
         f"embedder is {gate.shown(spec)}; allowed are 'static', 'hashed', an object with name, dim, fingerprint and "
         "embed, or a callable that takes a list of texts and returns one row of numbers for each"
     )
+
+
+def name_of(fingerprint: str) -> str | None:
+    """The name of the embedder with a fingerprint, if that tells it."""
+    head, _, rest = fingerprint.partition("/")
+    if head == "callable":
+        return rest.rpartition("/")[0] or None
+    return head if head in _NAMED else None
+
+
+def opening(fingerprint: str) -> str:
+    """How to open a store with the embedder that has a fingerprint, for the end of a sentence: "with …"."""
+    name = name_of(fingerprint)
+    with contextlib.suppress(MissingExtra):
+        if name in _NAMED and _NAMED[name]().fingerprint == fingerprint:
+            return f'with embedder="{name}" (--embedder {name})'
+    dim = fingerprint.split("/")[1] if name == HashedEmbedder.name else ""
+    if dim.isdecimal() and HashedEmbedder(max(1, int(dim))).fingerprint == fingerprint:
+        return f"with embedder=memcore.embed.HashedEmbedder({dim})"
+    return f"with the embedder of which the fingerprint is {fingerprint!r}"
 
 
 def _is_embedder(spec: object) -> TypeGuard[Embedder]:

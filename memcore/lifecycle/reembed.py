@@ -16,6 +16,7 @@ from memcore.embed.protocol import Embedder
 from memcore.errors import StoreLocked
 from memcore.store import cold
 from memcore.store.catalog import Catalog
+from memcore.store.codes import Coder
 from memcore.store.cold import ColdFile
 from memcore.store.commits import Commits
 from memcore.store.maintenance import Maintenance
@@ -123,7 +124,7 @@ def in_ram(
             partition.segments = tuple(segment.with_vectors(vectors[segment]) for segment in partition.segments)
             partition.cold = partition.cold._replace(files=tuple(cold_files[file] for file in partition.cold.files))
             partition.dim = embedder.dim
-        catalog.dim, catalog.fingerprint = embedder.dim, embedder.fingerprint
+        catalog.dim, catalog.fingerprint, catalog.coder = embedder.dim, embedder.fingerprint, Coder()
         settle()
         return True
 

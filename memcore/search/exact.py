@@ -1,29 +1,35 @@
-"""What are the exact k best rows of a snapshot, for one query or for many? Runs the scan kernels over its parts."""
+"""What are the exact k best rows of a snapshot, for one query or for many? Runs the scan kernels over its parts.
+
+One query is one call of `scan.scan` in this thread and in a helper, which take units of rows in turns, the newest
+first. Neither waits for the other: what the helper has not finished when no unit is left, as when it does not run at
+all because the system or the GIL is someone else's, this thread scans too. A call holds the GIL at its beginning alone.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from memcore.config import Weights
-from memcore.store.segment import NO_CODES, ROWS
-from memcore.store.snapshot import EVERY, Mask, Snapshot
+from memcore.store.codes import Codes, Rotation
+from memcore.store.segment import ROWS
+from memcore.store.snapshot import EVERY, Masks, Part, Snapshot
 from memcore_kernels import scan, topk
-from memcore_kernels.codes import query_codes
+from memcore_kernels.codes import cuts, query_codes
 from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms
 
 THREADS = min(os.cpu_count() or 1, 8)
 PARALLEL_ROWS = 30_000  # rows from which a second thread gains more than handing work over costs
-CODED_ROWS = 1_000  # rows from which int8 codes save more than the 5 µs that coding the query takes
-NO_QUERY_CODES = (np.zeros(0, np.int16), 0.0, 0.0)
+LISTED = 12  # of so many rows of a part at most one is allowed: then each by itself is faster than the part in stripes
 FEW = 6  # queries from which one pass for all is faster than one scan each (break-even: 4 at 20,000 rows, 8 at 200,000)
 BATCH_BYTES = 8 << 20  # the dot products of `best_many` held at once: 64 MB, past the caches, took 1.3 times as long
 MOST = BATCH_BYTES // (4 * BLOCK)  # queries of one pass: more of them come in several
@@ -48,61 +54,171 @@ class Ask:
     min_score: float = -np.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best rows in order: float64 scores and int64 positions `(m,)`, m <= k, and what finding them took."""
+class Found(NamedTuple):
+    """The best rows in order: float64 scores and int64 positions `(m,)`, m <= k, and what finding them took: `counted`
+    as of `scan.COUNTED`.
+    """
 
     scores: F64
     positions: I64
     plan: str
     rows: int  # in the scope
     passed: int  # of them, through the filter
-    coded: int  # int8 rows read
-    read: int  # float32 vectors read
-    scored: int  # rows scored in float64
+    counted: Sequence[int]
 
 
-def best(snapshot: Snapshot, masks: Sequence[Mask], query: F32 | None, ask: Ask) -> Found:
+NOTHING = (0,) * len(scan.COUNTED)
+
+
+def best(snapshot: Snapshot, masks: Masks, query: F32 | None, ask: Ask) -> Found:
     """The exact top k by the total score. `query` float32 `(d,)`, L2-normalised; None or all zero: similarity 0."""
-    passed = _passed(snapshot, masks)
+    rows = snapshot.rows()
+    table = _table(snapshot, masks)
+    passed = table.passed
     k = min(ask.k, passed)
     if k == 0:
-        return Found(np.empty(0), np.empty(0, np.int64), "nothing to scan", snapshot.rows(), passed, 0, 0, 0)
+        return Found(np.empty(0), np.empty(0, np.int64), "nothing to scan", rows, passed, NOTHING)
     plain = query is None or not query.any()
     alpha = 0.0 if plain else ask.weights.alpha
     least = -np.inf if plain and ask.min_similarity <= 0 else ask.min_similarity
     if plain and least > 0:
-        return Found(np.empty(0), np.empty(0, np.int64), "no similarity", snapshot.rows(), passed, 0, 0, 0)
+        return Found(np.empty(0), np.empty(0, np.int64), "no similarity", rows, passed, NOTHING)
     asked = np.zeros(snapshot.dim, dtype=np.float32) if query is None else query
-    coded = passed >= CODED_ROWS and alpha > 0
-    numbers, step, missed = query_codes(asked) if coded else NO_QUERY_CODES
-    threads = THREADS if passed >= PARALLEL_ROWS else 1
-    # One thread takes whole segments; several, four pieces each, so that one which is held up delays the end by little.
-    most = ROWS if threads == 1 else max(BLOCK, snapshot.rows() // (4 * threads) // BLOCK * BLOCK)
-    pieces = iter(_pieces(snapshot, most))
+    numbers, told = _coded(asked, table.turns if alpha > 0 else [])
+    many = min(THREADS, len(table.units)) if passed >= PARALLEL_ROWS else 1
+    shared, done = np.zeros(1, np.int64), np.zeros(len(table.units), np.int64)
     floor = np.array([ask.min_score])
+    threads = [_Thread(k) for _ in range(many)]
 
-    def run() -> tuple[list[npt.NDArray[Any]], I64]:
-        heap, counts, known = _heap(k), np.zeros(4, dtype=np.int64), _scratch(snapshot)
-        for i, first, last in pieces:  # shared: each thread takes the next one until none is left
-            part = snapshot.parts[i]
-            columns = part.columns
-            codes = part.segment.codes() if coded else NO_CODES
-            scan.scan(
-                first, last, columns["vector"], asked, *codes, numbers, step, missed, masks[i], columns["event_time"],
-                columns["importance"], columns["id_hi"], columns["id_lo"], ask.now, ask.decay_rate, alpha,
-                ask.weights.beta, ask.weights.gamma, least, part.base, known, floor, *heap, counts,
-            )  # fmt: skip
-        return [array[: counts[0]] for array in heap], counts
+    def run(thread: _Thread, again: bool) -> None:
+        scan.scan(
+            table.parts, table.units, shared, done, again, table.ends, asked, numbers, told, ask.now, ask.decay_rate,
+            alpha, ask.weights.beta, ask.weights.gamma, least, floor, *thread.heap, *thread.kept, thread.mine,
+            *_scratch(), thread.counts,
+        )  # fmt: skip
 
-    heaps, counts = zip(*_each(run, threads), strict=True)
-    scores, positions = topk.ranked(k, *map(np.concatenate, zip(*heaps, strict=True)))
-    _, codes_read, vectors_read, scored = sum(counts).tolist()
-    plan = f"exact scan, {threads} thread{'s' if threads > 1 else ''}"
-    return Found(scores, positions, plan, snapshot.rows(), passed, codes_read, vectors_read, scored)
+    for thread in threads[1:]:
+        _help(partial(run, thread, False))
+    run(threads[0], False)
+    if many > 1 and not done.all():
+        run(threads[0], True)
+    scores, positions = _together(k, threads)
+    counted = threads[0].counts if many == 1 else np.sum([thread.counts for thread in threads], axis=0)
+    return Found(scores, positions, f"exact scan, {_counted(many, 'thread')}", rows, passed, counted.tolist())
 
 
-def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask) -> list[Found]:
+class _Thread:
+    """What one thread finds: its heap, the copy of it that others may read, and what it counts."""
+
+    __slots__ = ("counts", "heap", "kept", "mine")
+
+    def __init__(self, k: int) -> None:
+        self.heap, self.kept = _heap(k), _heap(2, k)
+        self.mine = np.zeros(3, np.int64)
+        self.counts = np.zeros(len(scan.COUNTED), np.int64)
+
+    def found(self) -> list[npt.NDArray[Any]]:
+        slot = self.mine[scan.SLOT]
+        size = self.mine[scan.SIZES + slot]
+        return [array[slot, :size] for array in self.kept]
+
+
+def _together(k: int, threads: Sequence[_Thread]) -> tuple[F64, I64]:
+    """The best of what threads have found. Two may have found the same rows, where one took over from the other."""
+    if len(threads) == 1:
+        return topk.ranked(k, *threads[0].found())
+    scores, times, his, los, rows = map(np.concatenate, zip(*(thread.found() for thread in threads), strict=True))
+    rows, first = np.unique(rows, return_index=True)
+    return topk.ranked(k, scores[first], times[first], his[first], los[first], rows)
+
+
+class _Table(NamedTuple):
+    """The parts of a snapshot as the kernel takes them, the units to scan in order, and what keeps the arrays alive."""
+
+    parts: I64
+    units: I64
+    ends: I64
+    turns: list[Rotation | None]  # of the codes that there are: which a part's are for is its "turn"
+    kept: list[Any]
+    passed: int  # rows that the masks let through
+
+
+def _table(snapshot: Snapshot, masks: Masks) -> _Table:
+    if masks.scanned is None:
+        masks.scanned = _made(snapshot, masks)
+    table: _Table = masks.scanned
+    return table
+
+
+def _made(snapshot: Snapshot, masks: Masks) -> _Table:
+    parts = np.zeros((len(masks), len(scan.FIELDS)), dtype=np.int64)
+    turns: list[Rotation | None] = []
+    kept: list[Any] = list(masks)
+    units: list[tuple[int, int, int]] = []
+    passed = 0
+    for i in range(len(masks) - 1, -1, -1):  # the newest rows have the highest scores as a rule
+        part, mask, row = snapshot.parts[i], masks[i], parts[i]
+        codes = snapshot.coder.codes(part.segment, part.n) if part.segment.dim == snapshot.dim else None
+        row[:] = _row(part, codes)
+        row[scan.BASE] = part.base
+        coded = 0 if codes is None else min(codes.rows, part.n)
+        row[scan.CODED] = coded
+        if codes is not None:
+            if codes.rotation not in turns:
+                turns.append(codes.rotation)
+            row[scan.TURN] = turns.index(codes.rotation)
+        kept.append((part, codes))
+        mine = part.n if mask is EVERY else int(np.count_nonzero(mask))
+        passed += mine
+        if mask is not EVERY:
+            if mine * LISTED <= part.n:
+                listed = np.flatnonzero(mask).astype(np.int32)
+                kept.append(listed)
+                row[scan.LISTED] = _address(listed)
+                units += _pieces(i, 0, mine, scan.UNIT)
+                continue
+            row[scan.ALLOWED] = _address(mask)
+        units += _pieces(i, coded, part.n, scan.UNIT)
+        units += _pieces(i, 0, coded, scan.UNIT)
+    ends = np.array(cuts(snapshot.dim), np.int64)
+    return _Table(parts, np.array(units, np.int64).reshape(-1, 3), ends, turns, kept, passed)
+
+
+def _row(part: Part, codes: Codes | None) -> I64:
+    """A part's row of the table, as far as its segment tells. Kept there, since to ask an array for its address takes
+    0.4 µs.
+    """
+    segment, vectors = part.segment, part.columns["vector"]
+    told: tuple[Any, Any, I64] | None = segment.scanned
+    if told is not None and told[0] is part.view.made_of and told[1] is codes:
+        return told[2]
+    row = np.zeros(len(scan.FIELDS), dtype=np.int64)
+    row[scan.VECTORS : scan.ID_LO + 1] = [_address(part.columns[name]) for name in SCANNED]
+    if codes is not None:
+        arrays = (*codes.slabs, codes.scale, codes.missed, codes.left)
+        row[scan.SLAB0 : scan.ROOM] = [_address(array) for array in arrays]
+        row[scan.ROOM : scan.HEAVIEST + 1] = codes.room, _address(codes.newest), _address(codes.heaviest)
+    if vectors.shape[1] == segment.dim:
+        segment.scanned = (part.view.made_of, codes, row)
+    return row
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _coded(query: F32, turns: Sequence[Rotation | None]) -> tuple[npt.NDArray[np.int16], F64]:
+    """The query's codes for each rotation; room for none where there is none."""
+    numbers, told = np.zeros((max(len(turns), 1), query.size), np.int16), np.zeros((max(len(turns), 1), 3, 4))
+    for turn, rotation in enumerate(turns):
+        wide = query.astype(np.float64)
+        rotated = wide if rotation is None else wide @ rotation.matrix
+        numbers[turn], told[turn] = query_codes(rotated, cuts(query.size))
+    return numbers, told
+
+
+def best_many(snapshot: Snapshot, masks: Masks, queries: F32, ask: Ask) -> list[Found]:
     """The exact top k for each row of `queries`, float32 `(q, d)`: a blocked matrix product, then exact rescoring.
 
     Per block the product, decay, importance and selection are done before the next block, so memory stays within
@@ -113,7 +229,7 @@ def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask)
     if len(queries) > MOST:
         shares = (queries[start : start + MOST] for start in range(0, len(queries), MOST))
         return [found for share in shares for found in best_many(snapshot, masks, share, ask)]
-    passed = _passed(snapshot, masks)
+    passed = _table(snapshot, masks).passed
     k = min(ask.k, passed)
     if k == 0 or len(queries) < FEW:
         return [best(snapshot, masks, query, ask) for query in queries]
@@ -124,7 +240,8 @@ def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask)
     width = min(ROWS, BATCH_BYTES // (4 * q) // BLOCK * BLOCK)
     room, known = np.empty(q * width, np.float32), np.empty(width, np.float32)
     peaks = np.empty(width // BLOCK, np.float32)
-    for i, first, last in _pieces(snapshot, width):
+    pieces = [piece for i in range(len(masks) - 1, -1, -1) for piece in _pieces(i, 0, snapshot.parts[i].n, width)]
+    for i, first, last in pieces:
         part, n = snapshot.parts[i], last - first
         vector, event_time, importance, id_hi, id_lo = (part.columns[name][first:last] for name in SCANNED)
         known_terms(
@@ -152,38 +269,31 @@ def best_many(snapshot: Snapshot, masks: Sequence[Mask], queries: F32, ask: Ask)
         if dropped > -np.inf and (len(scores) < k or scores[-1] <= dropped + error):
             found.append(best(snapshot, masks, queries[i], ask))
         else:
-            found.append(Found(scores, positions, "batched product", snapshot.rows(), passed, 0, passed, size))
+            counted = (0, 0, 0, 0, passed, size)
+            found.append(Found(scores, positions, "batched product", snapshot.rows(), passed, counted))
     return found
 
 
-def _pieces(snapshot: Snapshot, most: int) -> list[tuple[int, int, int]]:
-    """The rows in shares of at most so many: (part, first row, row after the last), the newest first.
-
-    The newest rows have the highest scores as a rule, so the k-th score is high from the start.
-    """
-    return [
-        (i, first, min(first + most, snapshot.parts[i].n))
-        for i in range(len(snapshot.parts) - 1, -1, -1)
-        for first in reversed(range(0, snapshot.parts[i].n, most))
-    ]
+def _pieces(part: int, first: int, last: int, most: int) -> list[tuple[int, int, int]]:
+    """Rows of a part in shares of at most so many: (part, first row, row after the last), the last ones first."""
+    return [(part, start, min(start + most, last)) for start in reversed(range(first, last, most))]
 
 
-def _passed(snapshot: Snapshot, masks: Sequence[Mask]) -> int:
-    return sum(
-        part.n if mask is EVERY else int(np.count_nonzero(mask))
-        for part, mask in zip(snapshot.parts, masks, strict=True)
-    )
+def _counted(many: int, what: str) -> str:
+    return f"{many} {what}{'' if many == 1 else 's'}"
 
 
 _local = threading.local()
 
 
-def _scratch(snapshot: Snapshot) -> F32:
-    """Room for the known terms of the largest segment, one a thread: it stays in the cache from query to query."""
-    scratch: F32 | None = getattr(_local, "scratch", None)
-    most = max(part.n for part in snapshot.parts)
-    if scratch is None or scratch.size < most:
-        scratch = _local.scratch = np.empty(max(most, ROWS), np.float32)
+def _scratch() -> tuple[F32, F32, npt.NDArray[np.int32], F32]:
+    """Room for a unit's known terms, bounds, sums and tops, one a thread: it stays in the caches."""
+    scratch: tuple[F32, F32, npt.NDArray[np.int32], F32] | None = getattr(_local, "scratch", None)
+    if scratch is None:
+        scratch = _local.scratch = (
+            np.empty(scan.UNIT, np.float32), np.empty(scan.UNIT, np.float32), np.empty(BLOCK, np.int32),
+            np.empty(scan.UNIT // scan.STRIPE, np.float32),
+        )  # fmt: skip
     return scratch
 
 
@@ -195,48 +305,32 @@ def _heap(*shape: int) -> Heap:
     )  # fmt: skip
 
 
-_Call = tuple["Future[Any]", Callable[[], Any]]
-_calls: SimpleQueue[_Call] | None = None  # what waits for a helper
+_calls: SimpleQueue[Callable[[], Any]] | None = None  # what waits for a helper
 _calls_lock = threading.Lock()
 
 
-def _each(run: Callable[[], Any], threads: int) -> list[Any]:
-    """What `run` returns in this thread and in helpers; its calls share the work, and the kernels release the GIL."""
-    if threads == 1:
-        return [run()]
-    calls = _helped()
-    helpers: list[Future[Any]] = [Future() for _ in range(threads - 1)]
-    for helper in helpers:
-        calls.put((helper, run))
-    mine = run()  # and when it returns no work is left: who has not begun need not
-    return [mine, *(helper.result() for helper in helpers if not helper.cancel())]
+def _help(run: Callable[[], Any]) -> None:
+    """Has a helper do this, when one is free. Who asks does by itself what is not done, so a fault is of no account.
 
-
-def _helped() -> SimpleQueue[_Call]:
-    """The queue that the helpers serve.
-
-    They are daemons and no ThreadPoolExecutor, which takes no work once the interpreter begins to end, when threads and
-    `atexit` functions may still recall.
+    Helpers are daemons and no ThreadPoolExecutor, which takes no work once the interpreter begins to end, when threads
+    and `atexit` functions may still recall.
     """
     global _calls
     with _calls_lock:
         if _calls is None:
-            calls: SimpleQueue[_Call] = SimpleQueue()
+            calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
             for number in range(1, max(THREADS, 2)):
-                threading.Thread(target=_help, args=(calls,), name=f"memcore-scan-{number}", daemon=True).start()
+                threading.Thread(target=_serve, args=(calls,), name=f"memcore-scan-{number}", daemon=True).start()
             _calls = calls
-        return _calls
+        _calls.put(run)
 
 
-def _help(calls: SimpleQueue[_Call]) -> None:
+def _serve(calls: SimpleQueue[Callable[[], Any]]) -> None:
     while True:
-        helper, run = calls.get()
-        if helper.set_running_or_notify_cancel():
-            try:
-                helper.set_result(run())
-            except BaseException as fault:
-                helper.set_exception(fault)
-        del helper, run  # or an idle helper would keep a snapshot alive
+        run = calls.get()
+        with suppress(Exception):
+            run()
+        del run  # or an idle helper would keep a snapshot alive
 
 
 def _forget_helpers() -> None:

@@ -20,7 +20,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from numbers import Integral
@@ -37,7 +37,7 @@ from memcore import gate
 from memcore.clock import to_datetime, to_micros
 from memcore.errors import InvalidInput
 from memcore.schema import COLUMNS, TIMESTAMP, record_schema
-from memcore.store.snapshot import Mask, Part, Snapshot
+from memcore.store.snapshot import EVERY, Mask, Masks, Part, Selection, Snapshot
 
 FILTERED = tuple(name for name in COLUMNS if name not in ("vector", "metadata"))
 _ALLOWED = f"{', '.join(FILTERED)} and metadata.<key>"
@@ -45,6 +45,8 @@ _METADATA = "metadata."
 _NO_FIELD = re.compile(r"No match for FieldRef\.(Name|Nested|FieldPath)\((.*)\) in ", re.DOTALL)
 _DECIMALS = {"importance", "confidence"}
 MOST_KEYS = 6  # metadata keys of one expression: six take 0.1 s to compile, and each more four times as long
+_CHANGING = {"access_count", "last_access", "superseded_at"}  # columns of which a row's value does not stay
+_MOST_KEPT = 8  # filters of which a segment keeps the masks: 33 kB each
 _COMPILED = 256  # filters remembered: compiling one takes 0.1 to 1 ms, as long as a small recall
 
 Bools = npt.NDArray[np.bool_]
@@ -66,10 +68,28 @@ class Where:
         self._columns = columns
         self._keys = keys
         self._readings = _readings(expression, columns, keys)
+        self._lasting = not _CHANGING & set(columns)
+
+    @property
+    def kept(self) -> Hashable:
+        """What the masks of a snapshot can be kept by, or None if they change without it."""
+        return (self,) if self._lasting else None
 
     def masks(self, snapshot: Snapshot) -> list[Mask]:
-        """uint8 `(n,)` a part: 1 where the expression is true; false and null are 0."""
-        return [self._mask(snapshot, part).view(np.uint8) for part in snapshot.parts]
+        """uint8 `(n,)` a part: 1 where the expression is true; false and null are 0. To be left as they are."""
+        return [self._kept(snapshot, part) for part in snapshot.parts]
+
+    def _kept(self, snapshot: Snapshot, part: Part) -> Mask:
+        """The mask of a part; kept with its segment, whose rows change no more once it is sealed."""
+        masks = part.segment.filtered
+        mask: Mask | None = masks.get(self)
+        if mask is None:
+            mask = self._mask(snapshot, part).view(np.uint8)
+            if self._lasting and part.view.sealed and part.n == part.segment.n:
+                if len(masks) >= _MOST_KEPT:
+                    masks.clear()
+                masks[self] = mask
+        return mask[: part.n]
 
     def _mask(self, snapshot: Snapshot, part: Part) -> Bools:
         arrays = {name: _column(snapshot, part, name) for name in self._columns}
@@ -81,6 +101,19 @@ class Where:
             }
             passed |= _evaluated(self._expression, pa.table({**arrays, **typed})) & rows
         return passed
+
+
+def passing(snapshot: Snapshot, selection: Selection, condition: Where | All | None) -> Masks:
+    """What a selection sees of each part and a filter lets through. To be left as it is."""
+    masks = snapshot.masks(selection)
+    if condition is None:
+        return masks
+
+    def make() -> list[Mask]:
+        return [f if m is EVERY else m & f for m, f in zip(masks, condition.masks(snapshot), strict=True)]
+
+    name = condition.kept
+    return Masks(make()) if name is None else snapshot.kept(selection, name, make)
 
 
 def compile_where(value: object) -> Where | All:
@@ -102,6 +135,12 @@ class All:
 
     def __init__(self, conditions: Sequence[Where]) -> None:
         self._conditions = conditions
+
+    @property
+    def kept(self) -> Hashable:
+        """As `Where.kept`."""
+        names = tuple(condition.kept for condition in self._conditions)
+        return None if None in names else names
 
     def masks(self, snapshot: Snapshot) -> list[Mask]:
         """As `Where.masks`."""

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from memcore import ids
 from memcore.clock import HOUR, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, decimal
-from memcore.store.files import reading
+from memcore.store.files import DAMAGE, damaged
 from memcore.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from memcore.search.exact import Ask, Found
 
+F32 = npt.NDArray[np.float32]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)  # not frozen: to set 19 fields by `object.__setattr__` takes 2 µs a hit
 class Hit:
     """One recalled memory. The components are before weighting, in [0, 1] (the similarity [-1, 1]); ages in hours."""
 
@@ -54,16 +59,29 @@ _ARROW = {
 HIT_SCHEMA = pa.schema([(field.name, _ARROW[str(field.type)]) for field in fields(Hit)])
 
 
+_json = json.JSONDecoder().decode  # half the time of json.loads
+
+
 class Recall(Sequence[Hit]):
     """The hits of one query, best first: a sequence, a table by `.to_arrow()`, and an account by `.explain()`."""
 
-    def __init__(self, hits: Sequence[Hit], found: Found, ask: Ask) -> None:
-        self._hits = list(hits)
+    def __init__(
+        self, hits: Sequence[Hit] | Callable[[], Sequence[Hit]], seqs: Sequence[int], found: Found, ask: Ask
+    ) -> None:
+        self._made = hits  # or what makes them when the first is asked for
+        self.seqs = seqs
+        self.took = (0.0, 0.0, 0.0)  # seconds for the filter, the search and reading the rows: of all queries of a call
         self._found = found
         self._ask = ask
 
+    @property
+    def _hits(self) -> Sequence[Hit]:
+        if callable(self._made):
+            self._made = self._made()
+        return self._made
+
     def __len__(self) -> int:
-        return len(self._hits)
+        return len(self._found.scores)
 
     def __getitem__(self, index: Any) -> Any:
         return self._hits[index]
@@ -86,15 +104,21 @@ class Recall(Sequence[Hit]):
         )
 
     def explain(self) -> dict[str, Any]:
-        """How it was found: the plan, the rows of the scope, those that passed the filter, int8 codes
-        and float32 vectors read, rows scored in float64."""
+        """How it was found: the plan, the rows of the scope, those that passed the filter, the rows of which each slab
+        of int8 codes was read, float32 vectors read, rows scored in float64; and what the filter, the search and
+        reading the rows took, in ms (of a batch, for all its queries).
+        """
+        _, *slabs, read, scored = map(int, self._found.counted)
         return {
             "plan": self._found.plan,
             "rows": self._found.rows,
             "passed_filter": self._found.passed,
-            "codes_read": self._found.coded,
-            "vectors_read": self._found.read,
-            "scored_exactly": self._found.scored,
+            "codes_read": slabs,
+            "vectors_read": read,
+            "scored_exactly": scored,
+            "ms": {
+                stage: round(1e3 * took, 3) for stage, took in zip(("filter", "search", "read"), self.took, strict=True)
+            },
             "weights": dict(zip(("alpha", "beta", "gamma"), self._ask.weights, strict=True)),
             "decay_rate": self._ask.decay_rate,
         }
@@ -104,39 +128,128 @@ def _arrow_value(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if isinstance(value, dict) else value
 
 
-def hits(snapshot: Snapshot, found: Found, query: np.ndarray[Any, np.dtype[np.float32]] | None, ask: Ask) -> Recall:
+def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recall:
     """Reads the rows found and tells their scores part by part."""
-    from memcore_kernels.decay import recency  # here, so that `memcore.Hit` can be had without loading Numba
-    from memcore_kernels.dots import dot64
+    from memcore_kernels.dots import dot64  # here, so that `memcore.Hit` can be had without loading Numba
 
-    made = []
-    for score, position in zip(found.scores.tolist(), found.positions.tolist(), strict=True):
-        part, row = snapshot.part_of(position)
-        columns = part.columns
-        event_time = int(columns["event_time"][row])
-        with reading(part.segment.source):
-            metadata = part.view.text("metadata", row)
+    made: list[Hit] = []
+    names = snapshot.names
+    source: object = None
+    try:  # once for all of them: `reading` for each took as long as a third of its cells
+        for score, position in zip(found.scores.tolist(), found.positions.tolist(), strict=True):
+            part, row = snapshot.part_of(position)
+            columns, text, source = part.columns, part.view.text, part.segment.source
+            event_time, metadata = columns["event_time"].item(row), text("metadata", row)
+            age = max(ask.now - event_time, 0) / HOUR
             made.append(
                 Hit(
-                    id=ids.to_text(int(columns["id_hi"][row]), int(columns["id_lo"][row])),
-                    content=part.view.text("content", row) or "",
-                    kind=KINDS[columns["kind"][row]],
-                    total_score=score,
-                    semantic_similarity=0.0 if query is None else float(dot64(columns["vector"][row], query)),
-                    recency_component=float(recency(event_time, ask.now, ask.decay_rate)),
-                    importance_component=decimal(columns["importance"][row]),
-                    age_hours=max(ask.now - event_time, 0) / HOUR,
-                    metadata=json.loads(metadata) if metadata else {},
-                    key=part.view.text("key", row),
-                    event_time=to_datetime(event_time),
-                    session_id=snapshot.names[columns["session"][row]],
-                    agent_role=snapshot.names[columns["role"][row]],
-                    source=snapshot.names[columns["source"][row]],
-                    confidence=decimal(columns["confidence"][row]),
-                    untrusted=bool(columns["untrusted"][row]),
-                    version=int(columns["version"][row]),
-                    level=int(columns["level"][row]),
-                    seq=int(columns["seq"][row]),
+                    ids.to_text(columns["id_hi"].item(row), columns["id_lo"].item(row)),
+                    text("content", row) or "",
+                    KINDS[columns["kind"].item(row)],
+                    score,
+                    0.0 if query is None else dot64(columns["vector"][row], query),
+                    math.exp(-ask.decay_rate * age),
+                    decimal(columns["importance"].item(row)),
+                    age,
+                    _json(metadata) if metadata else {},
+                    text("key", row),
+                    to_datetime(event_time),
+                    names[columns["session"].item(row)],
+                    names[columns["role"].item(row)],
+                    names[columns["source"].item(row)],
+                    decimal(columns["confidence"].item(row)),
+                    columns["untrusted"].item(row),
+                    columns["version"].item(row),
+                    columns["level"].item(row),
+                    columns["seq"].item(row),
                 )
             )
-    return Recall(made, found, ask)
+    except DAMAGE as fault:
+        told = damaged(source, fault)
+        if told is fault:
+            raise
+        raise told from fault
+    return Recall(made, [hit.seq for hit in made], found, ask)
+
+
+def hits_of_many(snapshot: Snapshot, many: Sequence[Found], queries: F32, ask: Ask) -> list[Recall]:
+    """The same for many queries, float32 `(q, d)`: their rows are read together, and become hits when they are asked
+    for, since to make 10,000 of them takes as long as a fifth of finding them.
+    """
+    try:
+        read = _Read(snapshot, many, queries, ask)
+    except DAMAGE:
+        return [hits(snapshot, found, query, ask) for found, query in zip(many, queries, strict=True)]  # which tells
+    recalls, first = [], 0
+    for found in many:
+        last = first + len(found.scores)
+        recalls.append(Recall(partial(read.hits, first, last), read.seqs(first, last), found, ask))
+        first = last
+    return recalls
+
+
+class _Read:
+    """The rows of many results, each read once: all that hits tell, and nothing that would keep a snapshot alive."""
+
+    def __init__(self, snapshot: Snapshot, many: Sequence[Found], queries: F32, ask: Ask) -> None:
+        from memcore_kernels.dots import cosines
+
+        self.ask, names = ask, snapshot.names
+        positions, rows = np.unique(np.concatenate([found.positions for found in many]), return_inverse=True)
+        similarity = np.zeros(len(rows))
+        if snapshot.dim and len(rows):
+            asked = np.repeat(np.arange(len(many)), [len(found.scores) for found in many])
+            cosines(snapshot.values(positions, "vector"), rows, queries, asked, similarity)
+        self.rows: list[int] = rows.tolist()
+        self.similarities: list[float] = similarity.tolist()
+        self.scores = [score for found in many for score in found.scores.tolist()]
+
+        def column(name: str) -> Any:
+            return snapshot.values(positions, name).tolist()
+
+        def texts(name: str) -> Any:
+            return snapshot.texts(positions, name).to_pylist()
+
+        self.cells = list(
+            zip(
+                ids.to_texts(*snapshot.halves(positions)), texts("content"), column("kind"), column("importance"),
+                column("event_time"), texts("metadata"), texts("key"),
+                *([names[code] for code in column(name)] for name in ("session", "role", "source")),
+                *(column(name) for name in ("confidence", "untrusted", "version", "level", "seq")),
+                strict=True,
+            )
+        )  # fmt: skip
+
+    def seqs(self, first: int, last: int) -> list[int]:
+        return [self.cells[row][-1] for row in self.rows[first:last]]
+
+    def hits(self, first: int, last: int) -> list[Hit]:
+        made = []
+        for place in range(first, last):
+            id, content, kind, importance, event_time, metadata, key, *more, seq = self.cells[self.rows[place]]
+            session, role, source, confidence, untrusted, version, level = more
+            age = max(self.ask.now - event_time, 0) / HOUR
+            made.append(
+                Hit(
+                    id,
+                    content or "",
+                    KINDS[kind],
+                    self.scores[place],
+                    self.similarities[place],
+                    math.exp(-self.ask.decay_rate * age),
+                    decimal(importance),
+                    age,
+                    _json(metadata) if metadata else {},
+                    key,
+                    to_datetime(event_time),
+                    session,
+                    role,
+                    source,
+                    decimal(confidence),
+                    untrusted,
+                    version,
+                    level,
+                    seq,
+                )
+            )
+        return made

@@ -25,6 +25,7 @@ from memcore import ids
 from memcore.clock import DAY
 from memcore.config import UNDO_DAYS
 from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed, StoreCorrupt
+from memcore.store.codes import DERIVED, Coder
 from memcore.store.cold import COLD, Cold, Folder, Place, Shelf, Tables, rewritten, seqs_of
 from memcore.store.partition import SWEEP_SHARE, UPSERTED, Partition, Ref, Save, Shown
 from memcore.store.segment import FIXED, MARKS, TEXTS, Columns, Segment, alike, own, zeros
@@ -106,10 +107,12 @@ class Catalog:
         self.names: list[str] = []
         self.foreign = 0  # the last commit by another process
         self.touched = self.counted = 0  # the last flush of counters, and the last by another process
+        self._ours = 0, 0  # as these two were before that: between them lie flushes of this process alone
         self.generation = 0  # of the list of segment files
         self.sealed_upto = 0  # rows up to this seq lie in segment files
         self.forgettings: list[Forgetting] = []  # of a store in a directory only those under way
         self._swept = 0  # how many of them allowed rows to go at the last sweep
+        self.coder = self._new_coder()
         self.imports: dict[str, str] = {}  # how far imports are that aren't done, by their file; of a store in RAM
         self.imported: list[tuple[str, str | None]] = []  # what the transaction changes of that
         self.on_fork: list[Callable[[], None]] = []
@@ -122,10 +125,16 @@ class Catalog:
         self._asked: object = None  # `Journal.changes` when the state was last read
         self._accesses: deque[tuple[Name, Sequence[int], int]] = deque()  # not yet counted
         self._counts: Counts = {}  # counted in RAM, and not yet on disk
+        self._taken: Counts = {}  # what of that is being written
+        self._flush = 0  # the flush of counters that is being committed
         self._begun: _Point | None = None  # what the transaction under way would take back
+        self._thread = 0  # that has begun it
         self._body: _Point | None = None  # what the write under way would take back
         with _forking:
             _catalogs.add(self)
+
+    def _new_coder(self) -> Coder:
+        return Coder(None if self.journal is None else self.journal.directory / DERIVED)
 
     def code(self, name: str) -> int:
         """The code of a session, role or source, made at its first use. Under the lock."""
@@ -159,10 +168,18 @@ class Catalog:
         if self.journal is not None and not self._current(partition):
             with self.lock:
                 partition = self.loaded(scope)
-        return self._snapshot(scope, partition.shown if partition else _NOTHING)
+        if partition is None:
+            return self._snapshot(scope, _NOTHING)
+        shown, seen = partition.shown, partition.seen
+        if seen is None or seen[0] is not shown or not seen[1].current(self.dim, self.coder):
+            seen = partition.seen = shown, self._snapshot(scope, shown)
+        snapshot: Snapshot = seen[1]
+        return snapshot
 
     def _snapshot(self, scope: Name, shown: Shown, cold: Sequence[Segment] = ()) -> Snapshot:
-        return Snapshot(shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names, cold=cold)
+        return Snapshot(
+            shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names, coder=self.coder, cold=cold
+        )
 
     def whole(self, scope: Name, *, hot: bool = True) -> Snapshot:
         """What readers see of a scope with its cold tier, or of that alone. Its files are read without the lock."""
@@ -204,7 +221,7 @@ class Catalog:
                 self.renew(scope)
                 partition = self.partitions.get(scope)
                 break
-            self.shown.wait()  # it is being written
+            self._wait()  # it is being written
             partition = self.loaded(scope)
         return partition.shown if partition else _NOTHING
 
@@ -237,8 +254,8 @@ class Catalog:
 
     def look(self) -> None:
         """Notices what others have committed since: partitions that are behind are read when they are asked for."""
-        if self.journal is None:
-            return
+        if self.journal is None or self._inside():
+            return  # what others had written was noticed when the transaction began, and since then they wait
         asked = self.journal.changes()
         if asked == self._asked:
             return
@@ -251,9 +268,9 @@ class Catalog:
             asked = self.journal.changes()
             state = self.journal.state()
             while self._begun is not None and state.seq > self.seq:  # the commit under way, and then another's
-                self.shown.wait()
+                self._wait()
             self.notice(state)
-            if self._begun is None:  # else what it leaves out is still to be noticed
+            if self._begun is None and state.touched <= self.touched:  # else what it leaves out is still to be noticed
                 self._asked = asked
 
     def notice(self, state: State) -> None:
@@ -264,12 +281,14 @@ class Catalog:
         self.generation, self.sealed_upto = state.generation, state.sealed_upto
         if state.seq > self.seq:
             self.seq = self.foreign = state.seq
-        if state.touched > self.touched:
+        ours = self._flush == self.touched + 1 == state.touched  # not yet said to be written
+        if state.touched > self.touched and not ours:
+            self._ours = self.counted, self.touched
             self.touched = self.counted = state.touched
         if self._begun is None:
             if state.seq:  # until then they are as whoever opened the store would make them
                 if (state.dim, state.fingerprint) != (self.dim, self.fingerprint) and self.dim:
-                    self.partitions = {}  # all was embedded anew
+                    self.partitions, self.coder = {}, self._new_coder()  # all was embedded anew
                     self.dim = state.dim
                 elif state.dim != self.dim:
                     self.widen(state.dim)
@@ -290,9 +309,20 @@ class Catalog:
         while self.journal is not None and not self._current(partition):
             if not self._in_hand(scope):
                 return self._reading(lambda state: self._read(scope, state))
-            self.shown.wait()  # ours is being written, and another process has written after it
+            self._wait()  # ours is being written, and another process has written after it
             partition = self.partitions.get(scope)
         return partition
+
+    def _inside(self) -> bool:
+        """Whether this thread does the transaction under way."""
+        return self._begun is not None and self._thread == threading.get_ident()
+
+    def _wait(self) -> None:
+        """Waits for another thread's transaction to end. Under the lock. From inside of one it would be for ever, with
+        the disk's write lock.
+        """
+        assert not self._inside()
+        self.shown.wait()
 
     def _in_hand(self, scope: Name) -> bool:
         """Whether the transaction under way has a partition, which it may yet take back to what it was: so nothing else
@@ -327,7 +357,7 @@ class Catalog:
                 if self.journal.state().generation == generation:
                     raise
             else:
-                self.shown.wait()  # ours is on disk and not yet shown, and another process has written after it
+                self._wait()  # ours is on disk and not yet shown, and another process has written after it
 
     def unsealed(self) -> int:
         """About how many rows the journal has that no file has."""
@@ -341,10 +371,23 @@ class Catalog:
         if self._begun is None:
             self.notice(state)
         before = self.partitions.pop(scope, None)  # and not put back if it cannot be read
-        partition = load.catch_up(before, self.journal, scope, state, self.dim, self._counts.get(scope, {}))
+        if before is not None:
+            before.touched = max(before.touched, self._has_counts(before.touched))
+        written = bool(self._flush) and state.touched >= self._flush
+        counts = [told.get(scope, {}) for told in (self._counts, *(() if written else (self._taken,)))]
+        partition = load.catch_up(before, self.journal, scope, state, self.dim, counts)
         if partition is not None:
             self.partitions[scope] = partition
         return partition
+
+    def _has_counts(self, touched: int) -> int:
+        """How far a partition has the counts that has those up to the flush `touched`: flushes of this process were
+        counted in RAM before.
+        """
+        if touched >= self.counted:
+            return self.touched
+        counted, ours = self._ours
+        return ours if touched >= counted else touched
 
     # Writing: a transaction is one or several writes, each done or taken back
 
@@ -370,7 +413,7 @@ class Catalog:
             if others != self._others:
                 self.look()
                 self._others = others
-        self._begun = _Point(self)
+        self._begun, self._thread = _Point(self), threading.get_ident()
 
     def changed(self) -> dict[Name, Partition]:
         """The partitions that the transaction has changed. Under the lock."""
@@ -450,6 +493,7 @@ class Catalog:
             for partition, _ in self._begun.saves.values():
                 partition.show(self.seq)
                 partition.applied = max(partition.applied, self.seq)
+        self.counts_written()
         self._end()
         if self.journal is not None:
             self.forgettings.clear()
@@ -465,7 +509,8 @@ class Catalog:
         """Forgets what is in RAM of the disk. Under the lock."""
         self._end()
         self.partitions, self.names, self._codes = {}, [], {}
-        self.seq = self.foreign = self.dim = 0
+        self.seq = self.foreign = self.dim = self.touched = self.counted = 0
+        self._ours = 0, 0
         self._asked = self._others = None
 
     def take_back(self) -> None:
@@ -476,6 +521,7 @@ class Catalog:
 
     def _end(self) -> None:
         self._begun = None
+        self._flush = 0
         self.imported = []
         self.shown.notify_all()
 
@@ -629,15 +675,11 @@ class Catalog:
         self.seq += n
         table.append(columns, attributes)
 
-    def end_links(self, scope: Name, rows: Sequence[int], now: int) -> None:
-        """Ends links by their rows; none before it was made or began, so that one still to come holds never. Under the
-        lock.
-        """
+    def end_links(self, scope: Name, ends: Mapping[int, int]) -> None:
+        """Ends links: by their rows, each up to when it holds. Under the lock."""
         table = self.partition(scope).links
-        columns = table.view().columns
         self.seq += 1
-        for row in rows:
-            table.end(row, self.seq, max(now, *(int(columns[name][row]) for name in ("created_at", "valid_from"))))
+        table.end(ends, self.seq)
 
     # How far imports are, of which not all commits are done
 
@@ -680,25 +722,33 @@ class Catalog:
                     self._add_count(scope, seq, 1, now or 1)
 
     def counts_taken(self) -> Counts:
-        """What has been counted since it was last on disk. Under the lock."""
-        taken, self._counts = self._counts, {}
-        return taken
+        """What has been counted since it was last on disk, to be written now. Until `counts_written` or `counts_kept`
+        who reads a partition adds it to what the disk tells, unless that has it. Under the lock.
+        """
+        self._taken, self._counts = self._counts, {}
+        return self._taken
 
-    def counted_up_to(self, flush: int, counts: Counts) -> None:
-        """Takes note that these counts are on disk, as a flush. Under the lock."""
-        if flush != self.touched + 1:
-            return  # another process has counted meanwhile: what is in RAM is yet to be read
-        for scope in counts:
-            partition = self.partitions.get(scope)
-            if partition is not None and partition.touched == self.touched:
-                partition.touched = flush
-        self.touched = flush
+    def counts_go(self, flush: int) -> None:
+        """Tells as which flush counts are about to be committed: no other process can make that one."""
+        self._flush = flush
 
-    def counts_kept(self, counts: Counts) -> None:
-        """Gives back what could not be written. Under the lock."""
-        for scope, counted in counts.items():
+    def counts_written(self) -> None:
+        """Takes note that the counts are on disk, if there were any. Under the lock."""
+        if self._flush == self.touched + 1:  # else another process has counted meanwhile, and that is yet to be read
+            self.touched = self._flush
+        self._taken, self._flush = {}, 0
+
+    def counts_kept(self) -> None:
+        """Takes back what could not be written. Under the lock."""
+        for scope, counted in self._taken.items():
             for seq, (count, last) in counted.items():
                 self._add_count(scope, seq, count, last)
+            partition = self.partitions.get(scope)
+            if (
+                partition is not None and self._flush
+            ):  # another process may have made that flush since, and it been read
+                partition.touched = -1
+        self._taken, self._flush = {}, 0
 
     def _add_count(self, scope: Name, seq: int, count: int, last: int) -> None:
         held = self._counts.setdefault(scope, {}).setdefault(seq, [0, last])
@@ -906,6 +956,7 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     for catalog in _waited_for:
         catalog.counts_taken()  # they are the parent's to write
+        catalog.counts_written()
         catalog.forked()
     _after_fork()
 

@@ -29,7 +29,7 @@ from memcore.errors import StoreCorrupt
 from memcore.gate import KINDS, first_line
 from memcore.schema import TIMESTAMP
 from memcore.store import segment as segments
-from memcore.store.files import appearing, crc_of_file, sync_folder
+from memcore.store.files import appearing, crc_of_file, is_own, sync_folder, unreadable
 from memcore.store.segment import FIXED, SPARSE, TEXTS, Columns, Segment
 from memcore.store.steps import step
 
@@ -130,7 +130,7 @@ class Place(Protocol):
     def remove(self, name: str) -> None: ...
 
     def names(self) -> list[str]:
-        """All that is there, whether the catalog names it or not; also what a crash has left half-written."""
+        """All of memcore's that is there, whether the catalog names it or not; also what a crash left half-written."""
 
 
 class Tables:
@@ -195,6 +195,8 @@ class Folder:
                 table = pq.ParquetFile(source, page_checksum_verification=True).read(columns)
         except FileNotFoundError:
             raise
+        except PermissionError as fault:
+            raise unreadable(path) from fault
         except (pa.ArrowException, OSError) as fault:
             raise StoreCorrupt(
                 f"{path} is not a whole cold file ({first_line(fault)}); put a copy of it back, or restore the store "
@@ -212,8 +214,7 @@ class Folder:
                 path.rmdir()
 
     def names(self) -> list[str]:
-        found = (path for path in self.root.rglob("*") if path.suffix in (".parquet", ".part"))
-        return [path.relative_to(self.root).as_posix() for path in found]
+        return [path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if is_own(path.name)]
 
 
 def folder_of(tenant: str, month: str) -> str:

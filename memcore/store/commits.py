@@ -186,28 +186,35 @@ class Commits:
         if journal is None:
             return
         with journal.busy:
-            with catalog.lock:
-                catalog.count_accesses()
-                counts = catalog.counts_taken()
-            if not counts:
-                return
+            committing = False
             try:
+                with catalog.lock:
+                    catalog.count_accesses()
+                    counts = catalog.counts_taken()
+                if not counts:
+                    return
                 journal.begin()
                 with journal.telling("write into"):
-                    flush = journal.count(
-                        (seq, number, *counted)
-                        for scope, mine in counts.items()
-                        for number in [journal.scope_made(scope)]
-                        for seq, counted in mine.items()
+                    catalog.counts_go(
+                        journal.count(
+                            (seq, number, *counted)
+                            for scope, mine in counts.items()
+                            for number in [journal.scope_made(scope)]
+                            for seq, counted in mine.items()
+                        )
                     )
                 step("before counts are committed")
+                committing = True
                 journal.commit()
+                step("after counts are committed")
                 with catalog.lock:
-                    catalog.counted_up_to(flush, counts)
-            except BaseException:
+                    catalog.counts_written()
+            except BaseException as fault:
+                # else a signal's handler raised after the commit
+                kept = not committing or isinstance(fault, MemcoreError) or journal.in_transaction
+                with catalog.lock:
+                    (catalog.counts_kept if kept else catalog.counts_written)()
                 journal.roll_back()
-                with catalog.lock:
-                    catalog.counts_kept(counts)
                 raise
 
     def _in_ram(self, tickets: Sequence[Ticket]) -> None:
@@ -334,6 +341,7 @@ class Commits:
             if names:
                 journal.add_names(names, first)
             made: dict[Name, int] = {}
+            counts: list[tuple[int, ...]] = []
             last = 0  # the seq of the last row: if the transaction's last, it need not be told beside
             for scope, partition in changed.items():
                 number = made[scope] = journal.scope_made(scope)
@@ -343,9 +351,7 @@ class Commits:
                     journal.add_rows(scope, number, columns)
                     last = max(last, int(columns["seq"][-1]))
                     marks.update(_own_marks(number, columns, catalog.seq))
-                    counts = _own_counts(number, columns)
-                    if counts:
-                        journal.count(counts)
+                    counts += _own_counts(number, columns)
                 step("between the rows and the marks of a commit")
                 for mark in partition.marks:
                     seq = mark.segment.get("seq", mark.row)
@@ -358,6 +364,8 @@ class Commits:
                 if partition.links.dirty:
                     table = partition.links
                     journal.put_links(number, map(table.cells, table.changed()), catalog.seq)
+            if counts:
+                catalog.counts_go(journal.count(counts))
             for told in catalog.new_forgettings():
                 journal.run(
                     "INSERT INTO forgettings VALUES (?, ?, ?, ?)", told.seq, made[told.scope], told.at, told.erased

@@ -26,12 +26,12 @@ from memcore.store import repair as repairing
 from memcore.store.catalog import Catalog
 from memcore.store.cold import COLD
 from memcore.store.commits import Commits
-from memcore.store.files import SEGMENTS, Source, check_file, sync_folder, write_fault
+from memcore.store.files import SEGMENTS, Source, check_file, sync_folder, unreadable, write_fault
 from memcore.store.journal import CATALOG, Journal
 from memcore.store.maintenance import Maintenance, alone
 from memcore.store.snapshot import Snapshot
 from memcore.store.steps import step
-from memcore.store.verify import ASIDE, Progress, VerifyReport, check, quiet, wal_of
+from memcore.store.verify import ASIDE, Progress, VerifyReport, check, check_readable, quiet, wal_of
 
 OLD_STATE, OLD_LOCK = "state.parquet", "lock"  # what a store of format 1 is
 DURABILITY = ("full", "relaxed")
@@ -93,6 +93,7 @@ class Directory:
     def verify(self, *, repair: bool = False, progress: Progress = quiet) -> VerifyReport:
         """Checks all that is on disk, and mends it if asked to; readers and writers wait for the latter alone."""
         writable = os.access(self.path, os.W_OK)
+        check_readable(self.path)
         with self.maintenance.alone() if writable else contextlib.nullcontext():
             found = check(self.path, wal_of(self.path, ours=True), progress)
             if found.ok or not repair:
@@ -197,7 +198,10 @@ def verify(
     """Checks a store by its path, also one that cannot be opened, and mends it if asked to."""
     place = directory_of(path)
     patience = gate.number(lock_timeout, "lock_timeout")
-    real = place.resolve()
+    try:
+        real = place.resolve()
+    except (OSError, RuntimeError) as fault:  # a circle of links is either, by the version of Python
+        raise _no_directory(place, fault) from fault
     with _lock:
         opened = _open.get(real)
         if opened is not None:
@@ -207,9 +211,17 @@ def verify(
             return opened.verify(repair=repair, progress=progress)
         finally:
             opened.close()
-    if not any(os.path.lexists(real / name) for name in (CATALOG, SEGMENTS, COLD, f"{CATALOG}-wal", ASIDE)):
+    try:
+        there = set(os.listdir(real))  # noqa: PTH208  # names
+    except PermissionError as fault:
+        raise unreadable(real) from fault
+    except OSError as fault:
+        raise StoreError(f"{place} is no store: {fault.strerror}; pass the directory of one") from fault
+    if not there & {CATALOG, SEGMENTS, COLD, f"{CATALOG}-wal", ASIDE}:
         old = "a store of format 1, which memcore.open takes over: open it, and verify it then"
-        raise StoreError(f"{place} is {old if (real / OLD_STATE).exists() else 'no store; pass the directory of one'}")
+        new = f"no store: there is no {CATALOG} in it; pass the directory of one"
+        raise StoreError(f"{place} is {old if OLD_STATE in there else new}")
+    check_readable(real)
     writable = os.access(real, os.W_OK)
     with alone(real, patience) if writable else contextlib.nullcontext():
         with _lock:
@@ -257,12 +269,17 @@ def check_embedder(catalog: Catalog, directory: Path | None, name: str, fingerpr
         raise EmbedderMismatch(
             f"{where} holds vectors of {catalog.dim} dimensions that its writers passed, of no known embedder, and is "
             f"opened with {name!r} ({fingerprint!r}, {dim} dimensions); they cannot be compared: open it with "
-            "embedder=None, or embed all texts anew with reembed"
+            "embedder=None, or embed all texts anew with reembed",
+            given=fingerprint,
         )
+    from memcore import embed
+
     raise EmbedderMismatch(
         f"{where} holds vectors of the embedder {ours!r} and is opened with {fingerprint!r}; vectors of two embedders "
-        f"cannot be compared: open it with the embedder {ours!r}, or with embedder=None and embed all texts anew with "
-        "reembed"
+        f"cannot be compared: open it {embed.opening(ours)}, or with embedder=None and embed all texts anew with "
+        "reembed",
+        stored=ours,
+        given=fingerprint,
     )
 
 
@@ -280,18 +297,31 @@ def _make_folder(directory: Path) -> None:
     try:
         (directory / SEGMENTS).mkdir(parents=True, exist_ok=True)
     except OSError as fault:
-        if os.path.lexists(directory) and not directory.is_dir():
-            raise StoreError(
-                f"{directory} is a file ({fault.strerror}); a store is a directory: pass another path"
-            ) from fault
+        if os.path.lexists(directory) and not os.path.isdir(directory):  # noqa: PTH112  # Path.is_dir may raise
+            raise _no_directory(directory, fault) from fault
         raise StoreReadOnly(
             f"cannot make the store {directory}: {fault.strerror}; pass a path that can be written"
         ) from fault
 
 
+def _no_directory(place: Path, fault: OSError | RuntimeError) -> StoreError:
+    """What to say of a path where something lies that is no directory."""
+    what, do = f"is a file ({getattr(fault, 'strerror', fault)})", "a store is a directory: pass another path"
+    try:
+        place.stat()
+    except FileNotFoundError:
+        what, do = f"is a link to {place.readlink()}, which is not there", "make that directory, or pass another path"
+    except (OSError, RuntimeError):
+        what = "leads from link to link in a circle"
+    return StoreError(f"{place} {what}; {do}")
+
+
 def _check_wal(directory: Path) -> None:
     """Refuses a store of which SQLite would pass over commits, and then write over them. 4 MB take 12 ms."""
-    wal = wal_of(directory, ours=True)
+    try:
+        wal = wal_of(directory, ours=True)
+    except PermissionError as fault:
+        raise unreadable(directory / f"{CATALOG}-wal") from fault
     if wal.fault is not None:
         raise StoreCorrupt(
             f"{directory / CATALOG}-wal is damaged: {wal.fault}; nothing was changed. Run memcore verify --repair to "

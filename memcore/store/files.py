@@ -13,6 +13,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ def write(path: Path, shares: Sequence[Share], names: Sequence[str], dim: int) -
                     parts.append(Written(scope, start, n, int(held["seq"][0]), int(held["seq"][-1]), about))
                     at, start = at + n, start + n
                 step("while a file is written")
-        size, crc = _on_disk(part)
+        size, crc = on_disk(part)
         step("before a file has its name")
         part.replace(path)
         step("after a file has its name")
@@ -160,7 +161,12 @@ def write_fault(path: Path, fault: OSError) -> StoreError:
     return StoreError(f"cannot write {path}: {fault.strerror or fault}; check its folder")
 
 
-def _on_disk(path: Path) -> tuple[int, int]:
+def unreadable(path: Path) -> StoreError:
+    """What to say of a file or folder that may not be read: whether it is damaged nobody knows."""
+    return StoreError(f"cannot read {path}: {os.strerror(errno.EACCES)}; check its permissions")
+
+
+def on_disk(path: Path) -> tuple[int, int]:
     """Has the system write a file to the disk; its size and CRC, as it reads back."""
     handle = os.open(path, os.O_RDWR)
     try:
@@ -313,8 +319,7 @@ class SegmentFile:
         except FileNotFoundError:
             raise
         except PermissionError as fault:
-            reason = os.strerror(fault.errno or errno.EACCES)
-            raise StoreError(f"cannot read {path}: {reason}; check its permissions") from fault
+            raise unreadable(path) from fault
         except (pa.ArrowException, OSError) as fault:
             raise corrupt(path, fault) from fault
 
@@ -417,14 +422,34 @@ def reading(source: object) -> Iterator[None]:
     """Tells of a damaged file where reading rows of it raises: a byte that is no UTF-8, a code that names nothing."""
     try:
         yield
-    except (pa.ArrowException, LookupError, OverflowError, ValueError, SystemError) as fault:
-        if not isinstance(source, Source) or isinstance(fault, StoreError):
+    except DAMAGE as fault:
+        told = damaged(source, fault)
+        if told is fault:
             raise
-        raise corrupt(Path(source.file), fault) from fault
+        raise told from fault
+
+
+# What reading rows of a damaged file raises.
+DAMAGE = (pa.ArrowException, LookupError, OverflowError, ValueError, SystemError)
+
+
+def damaged(source: object, fault: Exception) -> Exception:
+    """What is to be raised where reading rows of it did: that its file is damaged, if it lies in one."""
+    if not isinstance(source, Source) or isinstance(fault, StoreError):
+        return fault
+    return corrupt(Path(source.file), fault)
 
 
 def crcs_of(batch: pa.RecordBatch, first: int, rows: int) -> npt.NDArray[np.uint32]:
     return np.frombuffer(batch.column("_crc").buffers()[1], np.uint32, count=rows, offset=4 * first)
+
+
+_OWN = re.compile(r"[0-9a-f]{16}\.(arrow|parquet)|\.[0-9a-f]{16}\.(arrow|parquet)\.part")
+
+
+def is_own(name: str) -> bool:
+    """Whether a file of segments or of the cold tier has a name such as memcore gives, or writes it under."""
+    return _OWN.fullmatch(name) is not None
 
 
 def fresh_name(directory: Path) -> Path:

@@ -2,15 +2,16 @@
 
 A link is a row that is appended once: from a memory, by a relation, to a memory, with attributes, and the times from
 and up to which it holds. What happens to it later is marked with the seq of its commit, as with memories, so that a
-reader's view never changes: that it was ended, and that one of its ends was forgotten. A link is seen only while both
-its ends are here; `restore` of an end brings it back.
+reader's view never changes: that it was ended, and that one of its ends was forgotten. One that was ended as of a time
+still to come can be ended again, earlier. A link is seen only while both its ends are here; `restore` of an end brings
+it back.
 
 The columns are changed under the catalog's lock; a view of the first rows may be taken and kept without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ FIXED: dict[str, npt.DTypeLike] = {
     "valid_from": np.int64,
     "valid_to": np.int64,
     "ended_seq": np.int64,  # 0: never ended; else the seq of the commit that ended it
-    "ended_at": np.int64,  # the time of that commit, which `valid_to` gives way to
+    "ended_at": np.int64,  # up to when it holds then, which `valid_to` gives way to
     "forgotten_seq": np.int64,  # 0: both its ends are here; else the seq of the commit that forgot one
 }
 MARKS = ("ended_seq", "ended_at", "forgotten_seq")
@@ -65,17 +66,49 @@ class View(NamedTuple):
         holds: BOOL = (self.columns["valid_from"] <= moment) & ((until == NEVER) | (until > moment))
         return holds & self.seen(seq)
 
-    def lasting(self, seq: int, moment: int) -> BOOL:
-        """Which are here as of a commit and hold at a moment, or will later: neither ended nor over."""
-        until = self.columns["valid_to"]
-        later: BOOL = (until == NEVER) | (until > moment)
-        return later & _later(self.columns["ended_seq"], seq) & self.seen(seq)
-
-    def meets(self, since: int, until: int) -> BOOL:
-        """Which hold, by the times that they were given, at some moment from `since` up to `until`."""
+    def ends(self, moment: int) -> I64:
+        """Up to when each holds if it is ended at a moment: not before it was made or begins, so that one still to come
+        holds never.
+        """
         c = self.columns
-        ends_after: BOOL = (c["valid_to"] == NEVER) | (c["valid_to"] > since)
-        return ends_after if until == NEVER else ends_after & (c["valid_from"] < until)
+        latest: I64 = np.maximum(np.maximum(c["created_at"], c["valid_from"]), moment)
+        return latest
+
+    def lasting(self, seq: int, moment: int) -> BOOL:
+        """Which are here as of a commit and could be ended at a moment: they hold then, or will later."""
+        until = self.valid_to(seq)
+        later: BOOL = (until == NEVER) | (until > self.ends(moment))
+        return later & self.seen(seq)
+
+    def between(self, src: Name | None, relation: int | None, dst: Name | None) -> BOOL:
+        """Which lead from a memory by a relation, a code, to a memory; None for any."""
+        found = np.ones(self.n, dtype=np.bool_)
+        for end, name in (("src", src), ("dst", dst)):
+            if name is not None:
+                found &= self.at(end, {name})
+        if relation is not None:
+            found &= self.columns["relation"] == relation
+        return found
+
+    def again(self, seq: int, moment: int, since: int, until: int) -> BOOL:
+        """Which may be what is told once more at a moment, from `since` up to `until`, `NEVER` where that is not given:
+        no later word has ended them, and they begin and end as it is told. Where no beginning is told they hold at the
+        moment, and where no end is they do or will.
+        """
+        c = self.columns
+        same = self.seen(seq) & _later(c["ended_seq"], seq)
+        if until != NEVER:
+            same &= c["valid_to"] == until
+        elif since != NEVER:
+            same &= (c["valid_to"] == NEVER) | (c["valid_to"] > moment)
+        return same & (self.valid(seq, moment) if since == NEVER else c["valid_from"] == since)
+
+    def cut(self, seq: int, begins: int, until: int) -> BOOL:
+        """Which give way to one that holds from `begins` on, up to `until`: at some moment both would hold."""
+        found = self.lasting(seq, begins)
+        if until != NEVER:
+            found &= (begins < until) & (self.columns["valid_from"] < until)
+        return found
 
     def at(self, end: str, names: Iterable[Name]) -> BOOL:
         """Which have one of these memories at an end, "src" or "dst"."""
@@ -95,6 +128,17 @@ class View(NamedTuple):
         return list(zip(*(self.columns[f"{end}_{half}"][rows].tolist() for half in ("hi", "lo")), strict=True))
 
 
+class Identity(NamedTuple):
+    """What two links of a scope have in common if they are the same one, told at other times: all but their end."""
+
+    src: Name
+    relation: str
+    dst: Name
+    attributes: str | None
+    created_at: int
+    valid_from: int
+
+
 class Linked(NamedTuple):
     """A link as a file tells it: its scope, its ends, and the other columns by their names."""
 
@@ -107,6 +151,11 @@ class Linked(NamedTuple):
     valid_from: int
     valid_to: int
     place: int  # of its row in the file
+    nth: int = 1  # of those of its row that are the same but for their end
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(*self[1:7])
 
 
 def _later(marked: I64, seq: int) -> BOOL:
@@ -175,10 +224,18 @@ class LinkTable:
         self.marks.append(Mark(row, name, int(self._arrays[name][row])))
         self._arrays[name][row] = value
 
-    def end(self, row: int, seq: int, at: int) -> None:
-        """Ends a link by the commit `seq`, at a time."""
-        self.put(row, "ended_at", at)
-        self.put(row, "ended_seq", seq)
+    def end(self, ends: Mapping[int, int], seq: int) -> None:
+        """Ends links by the commit `seq`: up to when each row holds."""
+        self._part(list(ends))
+        for row, at in ends.items():
+            self.put(row, "ended_at", at)
+            self.put(row, "ended_seq", seq)
+
+    def _part(self, rows: Sequence[int] | I64) -> None:
+        """Before some rows are ended: views that are out keep the ends that they know, which will be written over."""
+        if self._arrays["ended_seq"][rows].any():
+            parted = {name: self._arrays[name].copy() for name in ("ended_seq", "ended_at")}
+            self._arrays = {**self._arrays, **parted}
 
     def forget(self, names: set[Name], seq: int, *, again: bool) -> None:
         """Marks the links of these memories as not to be seen; `again` those too that an earlier commit has marked."""
@@ -209,6 +266,7 @@ class LinkTable:
         last = self._arrays["seq"][self.n - 1] if self.n else 0
         known = int(np.searchsorted(columns["seq"], last, side="right"))
         at = np.searchsorted(self._arrays["seq"][: self.n], columns["seq"][:known])
+        self._part(at[self._arrays["ended_seq"][at] != columns["ended_seq"][:known]])
         for name in MARKS:
             self._arrays[name][at] = columns[name][:known]
         self.append({name: values[known:] for name, values in columns.items()}, attributes[known:])

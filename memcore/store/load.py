@@ -16,14 +16,19 @@ from memcore.errors import StoreCorrupt
 from memcore.store.files import SEGMENTS, SegmentFile, Source, corrupt
 from memcore.store.journal import Journal, State
 from memcore.store.links import LinkTable
-from memcore.store.partition import WORKING, Partition, rewritten
+from memcore.store.partition import Partition, rewritten
 from memcore.store.segment import COUNTERS, FIXED, MARKS, Segment
 
 Counts = Mapping[int, Sequence[int]]  # seq -> accesses in RAM that are not on disk yet, and the last
 
 
 def catch_up(
-    partition: Partition | None, journal: Journal, scope: tuple[str, str], state: State, dim: int, counts: Counts
+    partition: Partition | None,
+    journal: Journal,
+    scope: tuple[str, str],
+    state: State,
+    dim: int,
+    counts: Sequence[Counts],
 ) -> Partition | None:
     """The partition as the disk has it, shown; None if the scope has never had a row. Inside `Journal.reading`.
 
@@ -38,13 +43,12 @@ def catch_up(
     if partition is None:
         partition = Partition(dim)
         partition.touched = -1
+    uncounted = partition.touched < 0
     fresh: set[Segment] = set()
-    uncounted: set[Segment] = set()
     if anew:
         held = partition.segments
         fresh = _map_parts(partition, journal, number, state, dim)
-        if not _carried_over(fresh, held, partition.applied):
-            uncounted = fresh
+        uncounted |= not _carried_over(fresh, held, partition.applied)
         partition.cold = journal.cold_of(number)
     columns = journal.rows_after(number, max(partition.applied, state.sealed_upto), dim)
     if columns is not None:
@@ -57,12 +61,13 @@ def catch_up(
         seq: [count, last]
         for seq, count, last in journal.counters_after(number, -1 if uncounted else partition.touched)
     }
-    for seq in counts if uncounted else totals.keys() & counts.keys():
-        count, last = counts[seq]
-        total = totals.setdefault(seq, [0, last])
-        total[0], total[1] = total[0] + count, max(total[1], last)
+    for more in counts:
+        for seq in more if uncounted else totals.keys() & more.keys():
+            count, last = more[seq]
+            total = totals.setdefault(seq, [0, last])
+            total[0], total[1] = total[0] + count, max(total[1], last)
     _set(partition.segments, COUNTERS, [(seq, *total) for seq, total in sorted(totals.items())])
-    if marked or (fresh and any(WORKING in segment.kinds for segment in partition.segments)):
+    if marked or anew:  # rows that were held may be gone, with all others
         partition.find_conversations()
     partition.applied, partition.generation, partition.touched = state.seq, state.generation, state.touched
     partition.show(state.seq)

@@ -25,15 +25,17 @@ import numpy.typing as npt
 from memcore.clock import DAY, system, to_micros
 from memcore.config import UNDO_DAYS
 from memcore.errors import MemcoreError, StoreError, StoreLocked
-from memcore.store import cold, files
+from memcore.store import cold, derived, files
 from memcore.store import segment as segments
 from memcore.store.catalog import Catalog, Name
+from memcore.store.codes import DERIVED
 from memcore.store.cold import ColdFile
 from memcore.store.commits import Commits, CompactReport
 from memcore.store.files import SEGMENTS, Share, Source, crcs_of
 from memcore.store.journal import Reader
 from memcore.store.load import open_file
 from memcore.store.partition import Partition
+from memcore.store.salvage import unknown_in
 from memcore.store.segment import FIXED, MARKS, Columns
 from memcore.store.steps import step
 
@@ -113,6 +115,16 @@ class Maintenance:
                     self._join_small()
                     self._journal.checkpoint()
         self._refresh()
+        coder = self._catalog.coder
+        if any(derived.lacks(coder, s) for p in list(self._catalog.partitions.values()) for s in p.shown.segments):
+            with self._alone(0) as alone:
+                if alone:
+                    self._derive()
+
+    def _derive(self) -> None:
+        """Has the codes of segment files made and kept, of the scopes that are in RAM."""
+        for partition in list(self._catalog.partitions.values()):
+            derived.keep(self._catalog.coder, partition.shown.segments, lambda: self._stopping)
 
     def keep_up(self, now: int) -> None:
         """Has the work done here and now if it is far behind: for who writes faster than the background seals."""
@@ -163,6 +175,7 @@ class Maintenance:
                 step("after the WAL is cut")
             self._tidy()
             self._refresh()
+            self._derive()
         return CompactReport(dropped, written, removed, before, self._size())
 
     @contextlib.contextmanager
@@ -516,17 +529,32 @@ class Maintenance:
         return done
 
     def _tidy(self) -> None:
-        """Removes files that nothing names: what a crash has left."""
+        """Removes files that nothing names: what a crash has left. Not what others have put there, nor what holds rows
+        that the catalog cannot know: then it is an older one that was put back, and they are nowhere else.
+        """
         with self._journal.maintaining() as reader:
+            seq = reader.state().seq
             staged = "SELECT file FROM staged WHERE replaces IN (SELECT file FROM"
             named = {file for (file,) in reader.select(f"SELECT file FROM segments UNION {staged} segments)")}
             kept = {file for (file,) in reader.select(f"SELECT file FROM cold UNION {staged} cold)")}
         for name in self._catalog.place.names():
-            if name not in kept:
+            if name not in kept and not unknown_in(self.directory / cold.COLD / name, seq, self._known):
                 self._catalog.place.remove(name)
         for path in self._folder.iterdir():
-            if path.name not in named and (path.suffix == ".arrow" or path.name.endswith(".part")):
+            if path.name not in named and files.is_own(path.name) and not unknown_in(path, seq, self._known):
                 path.unlink(missing_ok=True)
+        derived.tidy(self.directory / DERIVED, named)
+
+    def _known(self, scope: Name, seqs: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+        """The low halves of the ids that a scope has under some seqs, and whether it has one."""
+        low, found = np.zeros(len(seqs), dtype=np.uint64), np.zeros(len(seqs), dtype=np.bool_)
+        with self._catalog.lock:
+            partition = self._catalog.loaded(scope)
+        for segment in () if partition is None else partition.segments:
+            c = segment.view().columns
+            _, rows, places = np.intersect1d(c["seq"], seqs, return_indices=True)
+            low[places], found[places] = c["id_lo"][rows], True
+        return low, found
 
 
 @contextlib.contextmanager

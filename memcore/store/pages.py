@@ -188,7 +188,8 @@ class Image:
         # A page whose last frame is lost is bad, since an older state of it would pass for the last.
         self._over = dict(read_wal(path.with_name(f"{path.name}-wal")).frames)
         self.uncertain = None in self._over.values()
-        self._count = max([len(dump) // self._size, *self._over])
+        # Those that are there: a frame that is not whole may call itself any page up to 2³².
+        self._pages = sorted({*range(1, len(dump) // self._size + 1), *self._over})
         self.visited: set[int] = set()
 
     def page(self, number: int) -> bytes:
@@ -199,7 +200,7 @@ class Image:
             return over
         found = self._dump[(number - 1) * self._size : number * self._size]
         if number < 1 or len(found) < self._size:
-            raise BadPage(f"page {number} of {self._count}")
+            raise BadPage(f"page {number}, which is not there")
         return found
 
     def schema(self, kind: str = "table") -> dict[str, int]:
@@ -268,8 +269,8 @@ class Image:
     def orphans(self) -> Iterator[Row]:
         """The rows on a table's pages that no walk has come to and that are not free."""
         free = self._free()
-        for number in range(2, self._count + 1):
-            if number in self.visited or number in free:
+        for number in self._pages:
+            if number < 2 or number in self.visited or number in free:
                 continue
             try:
                 if self.page(number)[0] == _LEAF:

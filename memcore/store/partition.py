@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,6 +92,7 @@ class Partition:
         self.dim = dim
         self.segments: tuple[Segment, ...] = ()  # replaced, never changed
         self.shown = Shown(0, (), ())
+        self.seen: Any = None  # the snapshot that readers have of what is shown
         self.cold = NO_COLD  # replaced, never changed
         self.read_cold: Callable[[Cold], Sequence[Segment]] = _nothing_cold
         self.links = LinkTable()
@@ -286,6 +287,7 @@ class Partition:
         self.links.show()
         sizes = tuple(segment.n for segment in self.segments)
         self.shown = Shown(seq, self.segments, sizes, self.cold, self.links.view())
+        self.seen = None
         self.added, self.marks = [], []
 
     def save(self) -> Save:

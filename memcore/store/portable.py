@@ -17,6 +17,7 @@ what is in stays, the store knows how far it was, and the same file imported aga
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import os
@@ -430,7 +431,7 @@ def add(told: Import, batch: Batch, catalog: Catalog, before: Progress) -> Progr
     if batch.fresh is not None:
         progress.new += add_new(catalog, batch.fresh, now=before.now)
     if batch.links:
-        progress.links += add_links(catalog, batch.links, before.now)
+        progress.links += add_links(catalog, batch.links, before.now, told.spool.like)
     catalog.fingerprint = fingerprint
     progress.done = batch.done
     return progress
@@ -448,10 +449,13 @@ def check_alone(told: Import, catalog: Catalog, file: str | None, before: Progre
 
 def cut_off(told: Import, fault: MemcoreError, done: int) -> MemcoreError:
     """What is told of a fault after some batches have gone in."""
-    return type(fault)(
+    cut = copy.copy(fault)
+    message = (
         f"{fault}. The import of {told.source} was cut off: {done:,} of its {told.spool.total:,} rows and links are "
         "in; import the same file again to go on from there"
     )
+    cut.args = (message,)
+    return cut
 
 
 def _take_in(told: Import, source: Path, batch: _Batch, now: int, embed: Embed | None, tokens: Tokens | None) -> None:
@@ -624,19 +628,26 @@ def _check_header(source: Path, header: Header, catalog: Catalog) -> None:
         )
     theirs, ours = header.embedder, catalog.fingerprint
     if theirs and ours and theirs != ours:
+        from memcore import embed
+
         raise EmbedderMismatch(
             f"{source} holds vectors of the embedder {theirs!r} and this store uses {ours!r}; vectors of two embedders "
-            f"cannot be compared: open a store with the embedder {theirs!r}, or remember the texts anew"
+            f"cannot be compared: open a store {embed.opening(theirs)}, or remember the texts anew",
+            stored=ours,
+            given=theirs,
         )
     if header.dim and ours and not theirs:
         raise EmbedderMismatch(
             f"{source} holds vectors that its writer passed, of no known embedder, and this store uses {ours!r}; they "
-            "cannot be compared: open a store with embedder=None, or remember the texts anew"
+            "cannot be compared: open a store with embedder=None, or remember the texts anew",
+            stored=ours,
         )
     if header.dim and catalog.dim and header.dim != catalog.dim:
         raise EmbedderMismatch(
             f"{source} holds vectors of {header.dim} dimensions and this store has {catalog.dim}; open a store with an "
-            f"embedder of {header.dim} dimensions, or remember the texts anew"
+            f"embedder of {header.dim} dimensions, or remember the texts anew",
+            stored=ours,
+            given=theirs,
         )
 
 

@@ -29,10 +29,10 @@ from memcore import ids
 from memcore.clock import system, to_micros
 from memcore.errors import StoreCorrupt, StoreLocked
 from memcore.store import cold, files, journal
-from memcore.store.files import SEGMENTS, SegmentFile, Share, about_of, crc_of_file, file_schema, sync_folder
+from memcore.store.files import SEGMENTS, SegmentFile, Share, about_of, crc_of_file, file_schema, is_own, sync_folder
 from memcore.store.journal import CATALOG, FORMAT
 from memcore.store.pages import Found, Row, indexed, read_wal, tables
-from memcore.store.salvage import FAULTS, Rows, columns_of_batch, disagreeing, rows_in, runs_of, width_of
+from memcore.store.salvage import FAULTS, Rows, columns_of_batch, disagreeing, rows_in, runs_of, unknown_in, width_of
 from memcore.store.segment import MARKS, TEXTS, Segment
 from memcore.store.verify import (
     ASIDE,
@@ -145,6 +145,7 @@ class _Repair:
         self.lost_ids: dict[str, None] = {}
         self.notes: list[str] = []
         self.bad: list[Path] = []  # files that are put aside
+        self.unnamed: list[Path] = []  # files that the catalog does not name, though it is whole
         self.numbers: dict[Name, int] = {}
         self.words: dict[int, Counter[str]] = {}
         self.names: list[str] = []
@@ -181,6 +182,8 @@ class _Repair:
         self._rows()
         self.ledger.close()
         self._marks()
+        self._unknown_rows()
+        self._derive()
         if not len(self.ledger) and self._had_rows() and not any(map(_is_cold_file, self._cold_files())):
             raise StoreCorrupt(
                 f"no row of the store {self.directory} is whole, in no file of it; nothing was changed: restore it "
@@ -268,9 +271,13 @@ class _Repair:
         for done, path in enumerate(here):
             self.progress(done, self.total, path.name)
             if listed.complete and path.name not in told:
-                self.bad.append(path)  # what a crash has left
+                if is_own(path.name):  # what a crash has left, as a rule
+                    self.unnamed.append(path)
+                    self.bad.append(path)
                 continue
             found, whole = self._file(path, told.get(path.name))
+            if not found and not is_own(path.name):
+                continue  # somebody else's
             seqs = np.concatenate([np.empty(0, np.int64), *(rows.columns["seq"] for rows in found)])
             again = np.isin(seqs, seen)
             if again.any():
@@ -430,10 +437,10 @@ class _Repair:
             held = sum(any(after < seq <= to for after, to in found.gaps) for seq in {*rows, *bad} if seq <= last)
             if most > held:
                 self.lost["rows_at_most"] = most - held
-            self.notes.append(
-                f"how many rows of the journal are lost is not known: behind seq {upto} up to {last} it is at most "
-                f"{most - held:,}, and later ones may be lost too"
-            )
+            about = f"nothing that is left tells of rows behind seq {upto}, up to which they lie in files"
+            if last > upto:
+                about = f"of seq {upto + 1} to {last} it is at most {most - held:,}, and there may have been later ones"
+            self.notes.append(f"how many rows of the journal are lost is not known: {about}")
 
     def _last_salvaged(self) -> list[int]:
         return [int(part.columns["seq"][-1]) for found in self.salvaged for part in found]
@@ -466,7 +473,25 @@ class _Repair:
                 if column in _SEQS and name not in ("state", "counters"):
                     last += [max((row[at] for row in table.rows), default=0)]
         self.seq = max(last)
-        self._derive()
+
+    def _unknown_rows(self) -> None:
+        """Puts files aside that the catalog does not name and that have rows which it cannot know."""
+        if self.catalog["cold"].complete:
+            named = {row[1] for row in self.catalog["cold"].rows}
+            root = self.directory / cold.COLD
+            self.unnamed += [path for path in self._cold_files() if path.relative_to(root).as_posix() not in named]
+        for path in self.unnamed:
+            rows = unknown_in(path, self.seq, self.ledger.known)
+            if not rows:
+                continue
+            if path not in self.bad:
+                self.bad.append(path)
+            self.lost["later_rows"] += rows
+            name = path.relative_to(self.directory).as_posix()
+            self.notes.append(
+                f"{name} holds {rows:,} rows later than the catalog: if an older catalog was put back, they are in no "
+                f"other file than that in {ASIDE}/{self.aside.name}"
+            )
 
     def _risk(self, found: Found) -> None:
         """Memories whose marks may have been on pages that are lost."""
@@ -653,7 +678,7 @@ class _Repair:
             )
 
     def _cold_files(self) -> list[Path]:
-        return sorted((self.directory / cold.COLD).rglob("*.parquet"))
+        return sorted(path for path in (self.directory / cold.COLD).rglob("*.parquet") if is_own(path.name))
 
     def _cold(self) -> None:
         """Cold files that are not as they were are put aside."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memcore.store.catalog import Catalog, taken
-from memcore.store.links import NEVER, Linked
+from memcore.store.links import NEVER, Identity, Linked
 from memcore.store.partition import UPSERTED, Partition, Ref
 from memcore.store.segment import Columns, Segment
 
@@ -229,47 +229,84 @@ def add_new(catalog: Catalog, rows: Rows, *, now: int) -> int:
     return added
 
 
-def add_links(catalog: Catalog, links: Sequence[Linked], now: int) -> int:
-    """Adds links that are new, between memories that are here; how many. Under the lock.
+def add_links(catalog: Catalog, links: Sequence[Linked], now: int, like: Callable[[Scope, Identity], int]) -> int:
+    """Adds links that are new, between memories that are here; how many. Under the lock. `like`: how many the file
+    tells that are the same but for their end.
 
-    A link that is here stays as it is, ended or not. So does one that holds, where the file tells another of the same
-    memories and relation.
+    A link that is here stays, and gets the end that the file tells if none as early is known here. One of which the
+    file does not know, and that holds or will, keeps out those of its three that would hold beside it.
     """
     added = 0
     scopes: dict[Scope, list[Linked]] = {}
     for link in links:
         scopes.setdefault(link.scope, []).append(link)
     for scope, told in scopes.items():
-        partition = catalog.partition(scope)
-        here = partition.known({end for link in told for end in (link.src, link.dst)})
-        view = partition.links.view()
-        rows = np.flatnonzero(view.seen(catalog.seq) & view.at("src", {link.src for link in told}))
-        until = view.valid_to(catalog.seq)[rows]
-        triples = list(
-            zip(
-                view.names("src", rows),
-                [catalog.names[code] for code in view.columns["relation"][rows].tolist()],
-                view.names("dst", rows),
-                strict=True,
-            )
-        )
-        made = {(*triple, at) for triple, at in zip(triples, view.columns["created_at"][rows].tolist(), strict=True)}
-        holds = {triple for triple, to in zip(triples, until.tolist(), strict=True) if to == NEVER or to > now}
-        new = []
+        here = catalog.partition(scope).known({end for link in told for end in (link.src, link.dst)})
+        line = _Timeline(catalog, scope, {link.src for link in told})
         for link in told:
-            triple = (link.src, link.relation, link.dst)
-            lasting = link.valid_to == NEVER or link.valid_to > now
-            if {link.src, link.dst} <= here and (*triple, link.created_at) not in made:
-                if lasting and triple in holds:
-                    continue
-                new.append(link)
-                made.add((*triple, link.created_at))
-                if lasting:
-                    holds.add(triple)
+            if {link.src, link.dst} <= here:
+                line.tell(link, now, like)
+        if line.ends:
+            catalog.end_links(scope, line.ends)
+        new = line.new
         if new:
             catalog.link(scope, _columns(new), [link.relation for link in new], [link.attributes for link in new])
         added += len(new)
     return added
+
+
+class _Timeline:
+    """The links from some memories of a scope: those that are here, and behind them those that are `new`. `ends` are
+    the rows of such as get another end.
+    """
+
+    def __init__(self, catalog: Catalog, scope: Scope, sources: set[Name]) -> None:
+        view = catalog.partition(scope).links.view()
+        rows = np.flatnonzero(view.seen(catalog.seq) & view.at("src", sources))
+        c = view.columns
+        cells = [c[name][rows].tolist() for name in ("relation", "created_at", "valid_from")]
+        texts = [view.attributes[row] for row in rows.tolist()]
+        self.scope = scope
+        self.n = view.n
+        self.new: list[Linked] = []
+        self.ends: dict[int, int] = {}
+        self.until = dict(zip(rows.tolist(), view.valid_to(catalog.seq)[rows].tolist(), strict=True))
+        self.same: dict[Identity, list[int]] = {}  # the rows of those that are the same but for their end
+        self.of: dict[tuple[Name, str, Name], dict[int, Identity]] = {}
+        for row, src, dst, text, relation, created, since in zip(
+            rows.tolist(), view.names("src", rows), view.names("dst", rows), texts, *cells, strict=True
+        ):
+            identity = Identity(src, catalog.names[relation], dst, text, created, since)
+            self.same.setdefault(identity, []).append(row)
+            self.of.setdefault(identity[:3], {})[row] = identity
+
+    def tell(self, link: Linked, now: int, like: Callable[[Scope, Identity], int]) -> None:
+        same = self.same.setdefault(link.identity, [])
+        if link.nth <= len(same):
+            self._end(same[link.nth - 1], link.valid_to)
+        elif link.nth == len(same) + 1 and not self._rivals(link, now, like):  # else it comes behind one that stays out
+            same.append(self.n + len(self.new))
+            self.new.append(link)
+
+    def _end(self, row: int, until: int) -> None:
+        """Takes over an end that is told, if none as early is known."""
+        known = self.until[row] if row < self.n else self.new[row - self.n].valid_to
+        if until == NEVER or (known != NEVER and known <= until):
+            return
+        if row < self.n:
+            self.until[row] = self.ends[row] = until
+        else:
+            self.new[row - self.n] = self.new[row - self.n]._replace(valid_to=until)
+
+    def _rivals(self, link: Linked, now: int, like: Callable[[Scope, Identity], int]) -> bool:
+        """Whether a link that is here, and that the file does not know, holds when this one would, from now on."""
+        begins = max(now, link.valid_from)
+        for row, other in self.of.get(link.identity[:3], {}).items():
+            since, until = max(begins, other.valid_from), self.until[row]
+            both = (until == NEVER or until > since) and (link.valid_to == NEVER or link.valid_to > since)
+            if both and like(self.scope, other) <= self.same[other].index(row):
+                return True
+        return False
 
 
 def _columns(links: Sequence[Linked]) -> Columns:

@@ -7,7 +7,7 @@ whole. From a damaged file the buffers are read row by row, since Arrow trusts w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,14 @@ import pyarrow as pa
 from memcore import ids
 from memcore.errors import StoreCorrupt
 from memcore.gate import KINDS
-from memcore.store import files, journal
+from memcore.store import cold, files, journal
 from memcore.store.files import SegmentFile, Source, file_schema
 from memcore.store.segment import FIXED, TEXTS, Columns, zeros
 
 Name = tuple[str, str]  # of a scope: tenant, project
 BOOL = npt.NDArray[np.bool_]
+# What a catalog has under some seqs of a scope: the low halves of the ids, and whether there is one.
+Known = Callable[[Name, npt.NDArray[np.int64]], tuple[npt.NDArray[np.uint64], BOOL]]
 FAULTS = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError, StoreCorrupt)
 
 
@@ -105,6 +107,30 @@ def rows_in(path: Path) -> Iterator[Rows]:
     for batch in _batches(path):
         with contextlib.suppress(*FAULTS):
             yield from list(_rows_of(batch))
+
+
+def unknown_in(path: Path, seq: int, known: Known) -> int:
+    """How many rows of a file of segments or of the cold tier, as far as they are whole, a catalog does not have; 0 if
+    it may have dropped them. It has not if one is later than its last commit, or if it gave the seq of one to another.
+    """
+    lacking, told = 0, True
+    for name, seqs, low in _names_in(path):
+        ours, there = known(name, seqs)
+        lacking += int(np.count_nonzero(~there | (ours != low)))
+        told &= not ((seqs > seq) | (there & (ours != low))).any()
+    return 0 if told else lacking
+
+
+def _names_in(path: Path) -> Iterator[tuple[Name, npt.NDArray[np.int64], npt.NDArray[np.uint64]]]:
+    """The scopes, the seqs and the low halves of the ids of what is whole in a file."""
+    if path.suffix == ".arrow":
+        for rows in rows_in(path):
+            yield rows.scope, rows.columns["seq"], rows.columns["id_lo"]
+    elif path.suffix == ".parquet":
+        with contextlib.suppress(*FAULTS):
+            table = cold.Folder(path.parent).read(path.name, ["tenant_id", "project_id", "seq", "_id_lo"])
+            name = table.column("tenant_id")[0].as_py(), table.column("project_id")[0].as_py()
+            yield name, table.column("seq").to_numpy(), table.column("_id_lo").to_numpy()
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:

@@ -18,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memcore.store.codes import BLOCK, Codes, Rotation
+
+LEAST_CODED = 1024  # rows that codes are worth it for: fewer are as soon read as float32
 ROWS = 32_768  # rows a segment: 33 MB of 256-d vectors. One query pays about 8 µs a segment, a rewrite is 20 ms
 TEXT_BYTES = 256 << 20  # or this many characters, well below the 2 GB that Arrow's 32-bit offsets reach
 _FIRST_ROWS = 16
@@ -61,11 +64,6 @@ _DENSE = (*(name for name in FIXED if name not in SPARSE), "vector")
 SCANNED = frozenset(("id_hi", "id_lo", "event_time", "importance", "vector"))
 
 Columns = dict[str, Any]  # by the names of FIXED and TEXTS, and "vector"
-Codes = tuple[npt.NDArray[np.int8], npt.NDArray[np.float32], npt.NDArray[np.float32]]
-
-NO_CODES: Codes = (np.zeros((0, 0), np.int8), np.zeros(0, np.float32), np.zeros(0, np.float32))
-for _array in NO_CODES:
-    _array.flags.writeable = False
 _ZEROS = {name: np.broadcast_to(np.zeros((), dtype), 1 << 40) for name, dtype in FIXED.items()}  # one value each
 
 
@@ -156,16 +154,18 @@ class Segment:
 
     __slots__ = (
         "_arrays",
-        "_codes",
         "_index",
         "_range",
         "_room",
         "_texts",
         "_view",
+        "coded",
         "derived",
+        "filtered",
         "forgotten",
         "kinds",
         "n",
+        "scanned",
         "sealed",
         "source",
         "text_bytes",
@@ -178,13 +178,15 @@ class Segment:
         self.forgotten = 0  # rows that are forgotten and still lie here
         self.text_bytes = 0
         self.kinds: frozenset[int] = frozenset()  # codes of the kinds that its rows have
+        self.scanned: Any = None  # how `search` finds its arrays
         self.derived: dict[str, Any] = {}  # what filters have read out of the rows, by metadata key
+        self.filtered: dict[Any, npt.NDArray[np.uint8]] = {}  # what filters let through of it, once it is sealed
         self._room = 0
         self._arrays: Columns = {"vector": np.empty((0, dim), dtype=np.float32)}
         self._texts: dict[str, Any] = dict.fromkeys(TEXTS)
         self._range: tuple[int, int] | None = None  # the lowest and the highest id, once sealed
         self._view: View | None = None
-        self._codes: Codes | None = None
+        self.coded: Codes | None = None
         self._index: dict[str, _Index] = {}  # by text column; made when it is first asked
 
     @classmethod
@@ -217,7 +219,7 @@ class Segment:
             self._range or (0, 0),
             self.text_bytes,
         )
-        made._codes, made._index, made.derived = self._codes, self._index, self.derived
+        made.coded, made._index, made.derived, made.filtered = self.coded, self._index, self.derived, self.filtered
         return made
 
     def with_vectors(self, vectors: npt.NDArray[np.float32]) -> Segment:
@@ -318,12 +320,14 @@ class Segment:
         low, high = int(hi.min()), int(hi.max())
         self._range = (low << 64 | int(lo[hi == low].min()), high << 64 | int(lo[hi == high].max()))
         self._index = {}
+        if self.coded is not None and self.coded.rotation is None:
+            self.coded = None  # by now there may be a rotation
         self._room, self._view, self.sealed = self.n, None, True
 
     def widen(self, dim: int) -> None:
         """Rows written before the store had a width get all-zero vectors (untouched pages, so no memory)."""
         self._arrays = {**self._arrays, "vector": np.zeros((self._room, dim), dtype=np.float32)}
-        self._view = self._codes = None
+        self._view = self.coded = None
 
     def view(self, n: int | None = None) -> View:
         """The first `n` rows, all by default."""
@@ -333,18 +337,30 @@ class Segment:
             view = self._view = View(n, arrays, texts, self.kinds, self._range)
         return view
 
-    def codes(self) -> Codes:
-        """The int8 codes of a sealed segment's vectors, their scales and what they miss, made when they are first asked
-        for.
+    def is_whole(self, view: View) -> bool:
+        """Whether a view has all columns that there are by now."""
+        return view.made_of is self._arrays
 
-        A tail has none: its rows are read as float32. Two threads that ask at once both make them, and one set stays.
+    def coded_upto(self, n: int) -> int:
+        """Of how many rows there should be codes: all if it is sealed, else the whole blocks among the first `n`; 0 if
+        that are too few.
         """
-        codes = self._codes
-        if codes is None:
-            vectors = self._arrays["vector"][: self.n]
-            if not self.sealed or not vectors.shape[1]:
-                return NO_CODES
-            codes = self._codes = quantised(vectors)
+        upto = self.n if self.sealed else n // BLOCK * BLOCK
+        return upto if upto >= LEAST_CODED and self.dim else 0
+
+    def codes(self, n: int, rotation: Rotation | None) -> Codes | None:
+        """The codes of its rows, as far as `coded_upto` says, or None. Made when they are first asked for; two threads
+        that ask at once both make them.
+        """
+        upto = self.coded_upto(n)
+        if not upto:
+            return None
+        codes = self.coded
+        if codes is None or codes.rows < upto:
+            if codes is None:
+                codes = Codes(self.n if self.sealed else ROWS, self.dim, rotation)
+            codes.extend(self._arrays, upto)
+            self.coded = codes
         return codes
 
     def set(self, name: str, row: int, value: int) -> None:
@@ -422,9 +438,10 @@ class Segment:
         )
         held = [texts for texts in self._texts.values() if texts is not None]
         texts = sum(int(t.nbytes) for t in held) if self.sealed else self.text_bytes + _STR_BYTES * self.n * len(held)
-        codes = sum(array.nbytes for array in self._codes) if self._codes else 0
+        codes = self.coded.nbytes() if self.coded else 0
         codes += sum(index.nbytes() for index in tuple(self._index.values()))
-        return fixed + texts + codes + sum(int(values.nbytes) for values in tuple(self.derived.values()))
+        held_by_filters = (*self.derived.values(), *self.filtered.values())
+        return fixed + texts + codes + sum(int(values.nbytes) for values in held_by_filters)
 
 
 _INDEX_ENTRY = 160  # bytes of a key's text and its list of rows in a dict, about
@@ -471,20 +488,6 @@ class _Index:
     def nbytes(self) -> int:
         held = 0 if self._hashes is None else self._hashes.nbytes + self._rows.nbytes
         return held + _INDEX_ENTRY * len(self._seen)
-
-
-def quantised(vectors: npt.NDArray[np.float32]) -> Codes:
-    """int8 codes of float32 `(n, d)` rows, their scales and the norms of what they miss."""
-    from memcore_kernels.codes import quantise  # Numba, which writing does without
-
-    n = len(vectors)
-    codes = (np.empty(vectors.shape, np.int8), np.empty(n, np.float32), np.empty(n, np.float32))
-    vectors = vectors.view()
-    vectors.flags.writeable = False
-    quantise(vectors, *codes)
-    for array in codes:
-        array.flags.writeable = False
-    return codes
 
 
 def _cut(name: str, array: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:

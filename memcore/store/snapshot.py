@@ -8,8 +8,8 @@ carry their own, later seq, so a reader never waits and what it sees never chang
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from memcore import ids
 from memcore.clock import in_years, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import LINK_SCHEMA, TIMESTAMP, Record, decimal, record_schema
+from memcore.store.codes import Coder
 from memcore.store.files import reading
 from memcore.store.links import NEVER, SUMMARIZES, View
 from memcore.store.partition import Shown
@@ -29,15 +30,19 @@ from memcore.store.segment import FIXED, TEXTS, Columns, Segment
 Mask = npt.NDArray[np.uint8]
 EVERY: Mask = np.empty(0, dtype=np.uint8)  # the mask of a part in which every row is allowed; writable like all masks,
 # since Numba compiles a kernel anew for a read-only one
+FIRST, LAST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_MOST_KEPT = 16  # selections and filters of which a snapshot keeps the masks: a byte a row each
 CODED = {"session_id": "session", "agent_role": "role", "source": "source"}  # record column -> column of codes
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows a call may see, whatever it looks for: the scope's narrowing, the kinds, the moment."""
+    """Which rows a call may see, whatever it looks for: the scope's narrowing, the kinds, the moment. Two are equal if
+    they differ in the moment alone.
+    """
 
     kinds: frozenset[int]
-    now: int
+    now: int = field(compare=False)
     session: int | None = None
     role: int | None = None
     as_of: int | None = None
@@ -45,6 +50,17 @@ class Selection:
     lapsed: bool = False  # also the last versions of memories of which none stands
     superseded: bool = False  # also what was replaced: all that is not forgotten
     forgotten: bool = False  # what is forgotten, instead of what isn't
+
+
+class Masks(list[Mask]):
+    """Masks, one a part; from when and up to when they hold; and how `search` scans what they let through."""
+
+    __slots__ = ("scanned", "since", "until")
+
+    def __init__(self, masks: Sequence[Mask]) -> None:
+        super().__init__(masks)
+        self.since, self.until = FIRST, LAST
+        self.scanned: Any = None
 
 
 class Part:
@@ -67,7 +83,7 @@ class Snapshot:
     it is the writer's own, and grows. Parts of the cold tier, where it is asked for, come before the others.
     """
 
-    __slots__ = ("cold", "dim", "links", "names", "parts", "project_id", "seq", "tenant_id")
+    __slots__ = ("_masks", "coder", "cold", "dim", "links", "names", "parts", "project_id", "seq", "tenant_id")
 
     def __init__(
         self,
@@ -77,6 +93,7 @@ class Snapshot:
         project_id: str,
         dim: int,
         names: Sequence[str],
+        coder: Coder,
         cold: Sequence[Segment] = (),
     ) -> None:
         self.seq = shown.seq
@@ -85,6 +102,8 @@ class Snapshot:
         self.project_id = project_id
         self.dim = dim
         self.names = names
+        self.coder = coder
+        self._masks: dict[tuple[Selection, Hashable], Masks] = {}
         self.parts: list[Part] = []
         base = 0
         self.cold = cold
@@ -96,14 +115,46 @@ class Snapshot:
             self.parts.append(part)
             base += n
 
+    def current(self, dim: int, coder: Coder) -> bool:
+        """Whether a new one of the same rows would be the same: of that width, and with all columns of its segments,
+        of which counters and marks may be added.
+        """
+        return self.dim == dim and self.coder is coder and all(part.segment.is_whole(part.view) for part in self.parts)
+
     # Which rows
 
     def rows(self) -> int:
         return self.parts[-1].base + self.parts[-1].n if self.parts else 0
 
-    def masks(self, selection: Selection) -> list[Mask]:
-        """What the selection sees of each part: uint8 `(n,)`, 1 for a row that it sees, or `EVERY`."""
-        return [self.mask(part, selection) for part in self.parts]
+    def masks(self, selection: Selection) -> Masks:
+        """What the selection sees of each part: uint8 `(n,)`, 1 for a row that it sees, or `EVERY`. To be left alone,
+        since it is kept for the next call, which asks the same as a rule.
+        """
+        return self.kept(selection, (), lambda: [self.mask(part, selection) for part in self.parts])
+
+    def kept(self, selection: Selection, also: Hashable, make: Callable[[], Sequence[Mask]]) -> Masks:
+        """The masks of a selection and of what else narrows them, made if they are not there."""
+        kept = self._masks.get((selection, also))
+        if kept is not None and kept.since <= selection.now < kept.until:
+            return kept
+        made = Masks(make())
+        made.since, made.until = self._the_same(selection)
+        if len(self._masks) >= _MOST_KEPT:
+            self._masks = {}
+        self._masks[selection, also] = made
+        return made
+
+    def _the_same(self, selection: Selection) -> tuple[int, int]:
+        """From when and up to when a selection sees the same rows, as it does until one expires."""
+        since, until = FIRST, LAST
+        for part in self.parts if not selection.expired else ():
+            if not part.view.zero("expires_at"):
+                times = part.columns["expires_at"]
+                times = times[times != 0]
+                over = times <= selection.now
+                since = max(since, int(times[over].max(initial=FIRST)))
+                until = min(until, int(times[~over].min(initial=LAST)))
+        return since, until
 
     def mask(self, part: Part, selection: Selection) -> Mask:
         """A condition that holds throughout, or that a column of one value decides, costs nothing."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memcore.errors import StoreError, StoreFull
-from memcore.store.links import NEVER, Linked
+from memcore.store.links import NEVER, Identity, Linked
 from memcore.store.partition import UPSERTED, WORKING
 from memcore.store.segment import FIXED, TEXTS, Columns, zeros
 
@@ -44,7 +44,7 @@ CREATE TABLE kept {_TABLE};
 CREATE TABLE heads (place INTEGER PRIMARY KEY, {", ".join(_HEAD)});
 CREATE TABLE fresh {_TABLE};
 CREATE TABLE links (number INTEGER PRIMARY KEY, {", ".join(_LINK)});
-CREATE TABLE linked (number INTEGER PRIMARY KEY, {", ".join(_LINK)});
+CREATE TABLE linked (number INTEGER PRIMARY KEY, {", ".join(_LINK)}, nth);
 CREATE TABLE ordered (rank INTEGER PRIMARY KEY, place, {", ".join(_HEAD)});
 CREATE TABLE settled (rank INTEGER PRIMARY KEY, twin, previous, next, at);
 CREATE TABLE here (scope, id, PRIMARY KEY (scope, id)) WITHOUT ROWID;
@@ -66,6 +66,18 @@ WHERE o.key IS NOT NULL AND o.kind IN {UPSERTED} AND coalesce(s.at, o.superseded
 ORDER BY o.scope, o.kind, o.key, o.rank
 """
 _LOSE = "INSERT INTO settled VALUES (?, 0, NULL, NULL, ?) ON CONFLICT (rank) DO UPDATE SET at = excluded.at"
+# A row tells the links of its memory in the order they were made: so they go in, whatever the clock said, since one may
+# have been ended for the next. Of links that are the same but for their end it counts how many came before.
+_ORDER_LINKS = f"""
+INSERT INTO linked ({", ".join(_LINK)}, nth) SELECT {", ".join(_LINK)}, row_number() OVER (
+    PARTITION BY scope, src, relation, dst, attributes, created_at, valid_from, place ORDER BY number
+) FROM (SELECT *, max(created_at) OVER (PARTITION BY scope, src ORDER BY number) AS latest FROM links)
+ORDER BY latest, number
+"""
+_LIKE = """
+SELECT ifnull(max(nth), 0) FROM linked WHERE (scope, src, dst) = (?, ?, ?) AND relation = ? AND attributes IS ?
+    AND created_at = ? AND valid_from IS ?
+"""
 _DANGLING = """
 SELECT DISTINCT scope, dst, place FROM links l
 WHERE NOT EXISTS (SELECT 1 FROM ordered o WHERE (o.scope, o.id) = (l.scope, l.dst))
@@ -215,8 +227,8 @@ class Spool:
             )
             self._db.executemany("INSERT INTO settled VALUES (?, ?, ?, ?, ?)", settled)
             self._db.executemany(_LOSE, list(self._losers()))
-            columns = ", ".join(_LINK)
-            run(f"INSERT INTO linked ({columns}) SELECT {columns} FROM links ORDER BY created_at, number")
+            run(_ORDER_LINKS)
+            run("CREATE INDEX by_ends ON linked (scope, src, dst)")
 
     def _find_known(self, code: int, scope: Scope, known: Callable[[Scope, set[Name]], set[Name]]) -> None:
         ids = (row[0] for row in self._select("SELECT DISTINCT id FROM ordered WHERE scope = ? ORDER BY id", code))
@@ -279,7 +291,7 @@ class Spool:
                 done, room, fresh = done + len(rows), room - len(rows), self._rows(rows)
             if room and done >= self._kept + self._fresh:
                 rows = self._db.execute(
-                    f"SELECT {', '.join(_LINK)} FROM linked WHERE number > ? ORDER BY number LIMIT ?",
+                    f"SELECT {', '.join(_LINK)}, nth FROM linked WHERE number > ? ORDER BY number LIMIT ?",
                     (done - self._kept - self._fresh, room),
                 ).fetchall()
                 done, links = done + len(rows), [self._linked(row) for row in rows]
@@ -317,11 +329,19 @@ class Spool:
         return Rows(columns, names)
 
     def _linked(self, row: tuple[Any, ...]) -> Linked:
-        code, src, relation, dst, attributes, created, *times, place = row
+        code, src, relation, dst, attributes, created, *times, place, nth = row
         since, until = (NEVER if time is None else time for time in times)
         return Linked(
-            self._of[code], _name(src), relation, _name(dst), attributes, created, since, until, place
+            self._of[code], _name(src), relation, _name(dst), attributes, created, since, until, place, nth
         )  # fmt: skip
+
+    def like(self, scope: Scope, link: Identity) -> int:
+        """How many links the file tells that are this one but for their end."""
+        since = None if link.valid_from == NEVER else link.valid_from
+        ends = self._scopes.get(scope), _blob(link.src), _blob(link.dst)
+        with _telling():
+            (found,) = next(self._select(_LIKE, *ends, link.relation, link.attributes, link.created_at, since))
+        return int(found)
 
 
 def _versions(rows: Sequence[tuple[int, int, int, int | None]]) -> Iterator[tuple[object, ...]]:

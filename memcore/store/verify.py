@@ -34,11 +34,13 @@ from memcore.store.files import (
     crc_of_file,
     crcs_of,
     file_schema,
+    is_own,
+    unreadable,
 )
 from memcore.store.journal import CATALOG, FORMAT, crc_of, crc_of_scope
 from memcore.store.pages import Wal, read_wal
 from memcore.store.partition import UPSERTED, WORKING
-from memcore.store.salvage import columns_of_batch, disagreeing, runs_of, sound_in, sound_rows, width_of
+from memcore.store.salvage import columns_of_batch, disagreeing, runs_of, sound_in, sound_rows, unknown_in, width_of
 from memcore.store.segment import FIXED, MARKS, TEXTS, Columns
 
 ASIDE = "aside"  # the folder of what repairs have put aside
@@ -170,6 +172,11 @@ class Ledger:
         at = np.minimum(at, len(held) - 1)
         return at, held[at] == seqs
 
+    def known(self, _: tuple[str, str], seqs: I64) -> tuple[npt.NDArray[np.uint64], BOOL]:
+        """The low halves of the ids under these seqs, and whether there is one."""
+        at, there = self.find(seqs)
+        return self.columns["id_lo"][at] if len(self) else np.zeros(len(seqs), np.uint64), there
+
     def name(self, row: int) -> str:
         return ids.to_text(int(self.columns["id_hi"][row]), int(self.columns["id_lo"][row]))
 
@@ -267,6 +274,7 @@ class _Check:
     def run(self, wal: Wal) -> None:
         path = self.directory / CATALOG
         found = sorted((self.directory / SEGMENTS).glob("*.arrow"))
+        cold = sorted((self.directory / COLD).rglob("*.parquet"))
         self.total = len(found) + 3
         if wal.fault is not None:
             self.problem(
@@ -279,7 +287,7 @@ class _Check:
             for file in found:
                 self.step(file.name)
                 self.alone(file)
-        self.strays(found, readable)
+        self.strays([*found, *cold], readable)
         self.progress(self.total, self.total, "verified")
 
     # The catalog
@@ -670,10 +678,13 @@ class _Check:
     # What else lies there
 
     def strays(self, found: Sequence[Path], readable: bool) -> None:
-        named = set(self.places) if readable else {f"{SEGMENTS}/{path.name}" for path in found}
-        if not readable:  # whether the catalog names them cannot be known
-            cold = (self.directory / COLD).rglob("*.parquet")
-            named |= {path.relative_to(self.directory).as_posix() for path in cold}
+        """What the catalog does not name; `found` are the files that were there before it was read."""
+        named = set(self.places)
+        for path in found:
+            name = path.relative_to(self.directory).as_posix()
+            # whether the catalog names it cannot be known, or it is told here
+            if not readable or (name not in named and is_own(path.name) and self.unknown(name)):
+                named.add(name)
         named |= {f"{CATALOG}-wal", f"{CATALOG}-shm", LOCK, CATALOG}
         left, others = [], []
         for path in sorted(self.directory.rglob("*")):
@@ -681,8 +692,7 @@ class _Check:
             top = name.partition("/")[0]
             if path.is_dir() or name in named or top in (ASIDE, "derived"):
                 continue
-            ours = (top == SEGMENTS and path.suffix == ".arrow") or (top == COLD and path.suffix == ".parquet")
-            if path.name.endswith(".part") or ours:
+            if (top in (SEGMENTS, COLD) and is_own(path.name)) or name.startswith(f".{CATALOG}."):
                 left.append(name)
             else:
                 others.append(name)
@@ -703,6 +713,16 @@ class _Check:
                     f"{ASIDE}/{aside.name} holds what a repair put aside, forgotten texts perhaps: delete it when it "
                     "is not needed any more"
                 )
+
+    def unknown(self, name: str) -> bool:
+        """Whether a file that the catalog does not name has rows that it cannot know."""
+        rows = unknown_in(self.directory / name, self.state.seq, self.ledger.known)
+        if rows:
+            self.problem(
+                name, f"holds {_plural(rows, 'row', 'rows')} later than the catalog: an older catalog was put back?",
+                "put the one back that was written with it; a repair puts it aside, and goes on without these rows",
+            )  # fmt: skip
+        return bool(rows)
 
 
 def connect(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
@@ -734,6 +754,25 @@ def _without_size(about: str) -> Any:
     told = json.loads(about)
     size = told.pop("text_bytes", None)
     return told if isinstance(size, int) and size >= 0 else None
+
+
+def check_readable(directory: Path) -> None:
+    """Refuses a store of which something may not be read: that is no damage, and not to be repaired.
+
+    Nothing is opened, since closing the catalog would let go of SQLite's locks.
+    """
+    folders = (directory, directory / SEGMENTS, directory / COLD)
+    for place in (*folders, directory / CATALOG, directory / f"{CATALOG}-wal"):
+        _check_readable(place)
+    for folder in folders[1:]:
+        for place in folder.rglob("*"):
+            _check_readable(place)
+
+
+def _check_readable(place: Path) -> None:
+    needed = os.R_OK | os.X_OK if os.path.isdir(place) else os.R_OK  # noqa: PTH112  # Path.is_dir may raise
+    if not os.access(place, needed) and os.path.exists(place):  # noqa: PTH110
+        raise unreadable(place)
 
 
 def wal_of(directory: Path, *, ours: bool) -> Wal:

@@ -220,6 +220,16 @@ def test_an_update_that_is_too_long_makes_room():
     assert said(chat) == ["bbbbbb"]
 
 
+def test_a_message_under_an_id_that_was_forgotten_comes_last():
+    mem = opened()
+    first = mem.remember("A", kind="working")
+    mem.remember("B", kind="working")
+    mem.forget(first)
+    mem.remember("C", kind="working", id=first.id)
+    mem.update(first.id, content="D")
+    assert contents(mem.working().entries()) == ["B", "D"]
+
+
 def test_a_message_that_is_changed_keeps_its_place():
     mem = opened(working_capacity=3)
     chat = mem.working()

@@ -16,6 +16,7 @@ from memcore.cli import main
 
 BINARY = Path(sys.executable).parent / "memcore"
 T0 = "2026-03-01T09:30:00Z"
+NOBODY = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_remember_then_recall_in_another_process(tmp_path):
 
 def test_every_verb_has_help_and_json():
     verbs = {"remember", "recall", "get", "list", "update", "forget", "history", "export", "import", "stats", "replay"}
-    verbs |= {"prune", "restore", "reembed", "forgotten", "compact", "verify"}
+    verbs |= {"prune", "restore", "reembed", "forgotten", "compact", "verify", "link", "unlink", "links"}
     assert set(main.commands) == verbs
     for command in main.commands.values():
         assert any(parameter.name == "as_json" for parameter in command.params)
@@ -77,7 +78,7 @@ def test_json_is_one_document_and_nothing_else(cli):
     assert hit["total_score"] == pytest.approx(0.5 * hit["semantic_similarity"] + 0.3 + 0.2 * 0.5, abs=1e-6)
     assert of_json(cli("stats", "--json"))["memories"] == 1
     assert of_json(cli("forget", record["id"], "--dry-run", "--json")) == {
-        "ids": [record["id"]], "missing": [], "dry_run": True, "cascaded": [], "count": 1,
+        "ids": [record["id"]], "missing": [], "dry_run": True, "cascaded": [], "elsewhere": [], "count": 1,
     }  # fmt: skip
     assert of_json(cli("forget", record["id"], "--json"))["count"] == 1
     assert of_json(cli("list", "--json")) == []
@@ -124,6 +125,12 @@ def test_people_see_lines(cli):
     assert "2026-03-01 09:30Z  episodic   v1 d: disk full on web01" in ok(cli("list"))
     assert ok(cli("get", "--key", "d")).startswith("disk full\non web01\n")
     assert ok(cli("forget", "--everything")) == "forgot 1\n"
+    id = of_json(cli("remember", "A", "--kind", "semantic", "--key", "k", "--json", scope=("--session", "s1")))["id"]
+    cli("remember", "B", "--kind", "semantic", "--key", "k", scope=("--session", "s2"))
+    assert ok(cli("forget", id, scope=("--session", "s1"))) == (
+        f"forgot 0; rewritten in another session or role, forget it without --session and --role: {id}\n"
+    )
+    assert ok(cli("forget", id)) == "forgot 1\n"
     assert ok(cli("list")) == "nothing here\n"
     assert ok(cli("recall", "disk")) == "nothing found\n"
 
@@ -139,10 +146,17 @@ def test_errors_are_one_line_on_stderr_and_exit_1(cli, tmp_path):
         (("recall", "x", "--now", "2026-03-01T09:30:00"), "has no zone"),
         (("remember", "x", "--metadata", "{"), "--metadata is not JSON"),
         (("remember", "x", "--metadata", "[1]"), "pass a JSON object"),
+        (("link", NOBODY, "x", NOBODY, "--attributes", "{"), "--attributes is not JSON"),
+        (("link", NOBODY, "x", NOBODY, "--attributes", "[1]"), "--attributes is '[1]'; pass a JSON object"),
+        (("link", NOBODY, "x", NOBODY), f"no memory {NOBODY} in tenant"),
+        (("link", "x", "x", "y"), "src is 'x' (str); an id is a UUID"),
+        (("unlink", "x"), "src is 'x' (str); an id is a UUID"),
+        (("links", "--direction", "out"), "links got direction='out' and no id"),
+        (("history", "k", "--tiers", "warm"), "tiers is ['warm'] (list); pass one or both of hot, cold"),
         (("get", "no-such-id"), "an id is a UUID"),
         (("get", "--key", "none"), "no memory 'none' in tenant 'default'"),
         (("forget",), "forget got nothing to go by"),
-        (("update", "01890a5d-ac96-774b-bcce-b302099a8057", "--content", "x"), "no memory 01890a5d"),
+        (("update", NOBODY, "--content", "x"), f"no memory {NOBODY} in tenant"),
         (("import", str(tmp_path / "none.jsonl")), "none.jsonl"),
         (("export", str(tmp_path / "x.txt")), "tells no format"),
         (("replay", str(tmp_path / "none.jsonl")), "none.jsonl"),
@@ -207,6 +221,78 @@ def test_case_M5_text_from_standard_input_is_kept_exactly(cli):
     assert of_json(cli("list", "--json"))[0]["content"] == text
     code, _, err = cli("remember", "-", input=b"\xff\xfe")
     assert (code, err) == (1, "memcore: standard input is not UTF-8 (invalid start byte at byte 0); convert it first\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a \r", " a \r"), ("a\nb", "a\nb")],
+)
+def test_the_line_end_of_standard_input_is_not_of_the_text(cli, given, stored):
+    record = of_json(cli("remember", "-", "--json", input=given.encode()))
+    assert record["content"] == stored
+    assert of_json(cli("update", record["id"], "--content", "-", "--json", input=f"{given}".encode()))["version"] == 2
+    assert of_json(cli("get", record["id"], "--json"))["content"] == stored
+    assert of_json(cli("remember", "a\n", "--json"))["content"] == "a\n"  # an argument is what it is
+    assert cli("remember", "-", input=b"\n")[0] == 1
+
+
+def test_links_by_the_command_line(cli):
+    a, b = (of_json(cli("remember", text, "--now", T0, "--json"))["id"] for text in "ab")
+    made = of_json(cli("link", a, "caused_by", b, "--attributes", '{"é": 1}', "--now", T0, "--json"))
+    assert made == {
+        "src_id": a, "relation": "caused_by", "dst_id": b, "attributes": {"é": 1}, "created_at": T0,
+        "valid_from": None, "valid_to": None,
+    }  # fmt: skip
+    assert of_json(cli("links", "--json")) == [made]
+    assert ok(cli("links", b, "--direction", "in")) == f'{a}  caused_by  {b}  {{"é": 1}}\n'
+    assert ok(cli("links", b, "--direction", "out")) == ok(cli("links", "--relation", "x")) == "nothing here\n"
+    since = "2026-03-01T00:00:00Z"
+    shown = ok(cli("link", b, "x", a, "--valid-from", since, "--valid-to", T0, "--now", T0))
+    assert shown == f"{b}  x  {a}  from {since}  to {T0}\n"
+    assert ok(cli("links", "--relation", "x", "--now", "2026-03-01T09:29:00Z")) == shown
+    assert of_json(cli("links", "--relation", "x", "--as-of", "2026-03-01T09:29:00Z", "--json")) == []  # not yet made
+    assert ok(cli("unlink", a, "y")) == "ended 0\n"
+    assert of_json(cli("unlink", a, "caused_by", b, "--now", "2026-03-02T09:30:00Z", "--json")) == {"count": 1}
+    assert ok(cli("links")) == "nothing here\n"
+    assert len(of_json(cli("links", a, "--as-of", "2026-03-02T00:00:00Z", "--json"))) == 1
+    assert ok(cli("links", scope=("--tenant", "another"))) == "nothing here\n"
+
+
+def test_history_of_what_lies_in_the_cold_tier(cli):
+    old = of_json(cli("remember", "HTTP 504", *OLD))["id"]
+    assert len(of_json(cli("history", "--id", old, "--json"))) == 1
+    ok(cli("prune"))
+    hint = "memcore: it lies in the cold tier: --tiers hot,cold shows it\n"
+    assert cli("history", "--id", old) == (0, "nothing here\n", hint)
+    assert cli("history", "--id", old, "--json") == (0, "[]\n", hint)
+    assert [r["id"] for r in of_json(cli("history", "--id", old, "--tiers", "hot,cold", "--json"))] == [old]
+    assert cli("history", "no such key") == (0, "nothing here\n", "")
+
+
+def test_stats_tell_the_embedder_that_the_store_knows(cli):
+    ok(cli("remember", "x"))
+    assert of_json(cli("stats", "--json"))["embedder"] == {"name": "hashed", "fingerprint": "hashed/256/1"}
+    assert 'embedder         {"name": "hashed", "fingerprint": "hashed/256/1"}\n' in ok(cli("stats"))
+
+
+def test_the_remedy_for_another_embedder_can_be_followed(tmp_path):
+    where = ["--store", str(tmp_path / "m")]
+    done = CliRunner().invoke(main, [*where, "--embedder", "hashed", "remember", "x"])
+    assert done.exit_code == 0
+    done = CliRunner().invoke(main, [*where, "remember", "y"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert 'open it with embedder="hashed" (--embedder hashed), or with embedder=None' in done.stderr
+
+
+def test_python_runs_the_package(tmp_path):
+    store = ["--store", str(tmp_path / "m"), "--embedder", "hashed"]
+    run = [sys.executable, "-m", "memcore"]
+    done = subprocess.run([*run, *store, "remember", "x"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("remembered ")
+    done = subprocess.run([*run, *store, "get", NOBODY], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    done = subprocess.run([*run, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"memcore, version {memcore.__version__}\n"
 
 
 def test_output_is_utf8_whatever_the_locale(tmp_path):

@@ -181,7 +181,7 @@ def test_a_store_of_which_no_cold_file_is_whole_is_not_repaired(tmp_path):
 def test_errors_are_one_line(tmp_path, store):
     code, out, err = run(tmp_path / "none", "verify")
     assert (code, out) == (1, "")
-    assert err == f"memcore: {tmp_path / 'none'} is no store; pass the directory of one\n"
+    assert err == f"memcore: {tmp_path / 'none'} is no store: No such file or directory; pass the directory of one\n"
     assert not (tmp_path / "none").exists()
     for file in (store / "segments").iterdir():
         file.unlink()

@@ -39,6 +39,13 @@ def test_a_version_conflict_keeps_both_versions():
         assert (type(twin), str(twin), twin.expected, twin.found) == (type(made), "changed; get it again", 3, 5)
 
 
+def test_an_embedder_mismatch_keeps_both_fingerprints():
+    made = errors.EmbedderMismatch("two embedders", stored="hashed/256/1", given="m1")
+    for twin in (made, pickle.loads(pickle.dumps(made)), copy.copy(made)):
+        assert (type(twin), str(twin), twin.stored, twin.given) == (type(made), "two embedders", "hashed/256/1", "m1")
+    assert (errors.EmbedderMismatch("x").stored, errors.EmbedderMismatch("x").given) == (None, None)
+
+
 def test_the_builtin_kin():
     assert issubclass(memcore.InvalidInput, ValueError)
     assert issubclass(memcore.ScopeError, memcore.InvalidInput)

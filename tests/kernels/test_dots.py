@@ -52,7 +52,8 @@ def test_dot_error_is_no_wider_than_twice_the_textbook_bound():
 def test_cosines_are_those_of_the_rows_asked_for(vectors, data):
     n = len(vectors)
     rows = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=30) if n else st.just([])), dtype=np.int64)
-    query = data.draw(drawn.queries(vectors))
+    queries = np.stack([data.draw(drawn.queries(vectors)) for _ in range(2)])
+    asked = np.array(data.draw(st.lists(st.integers(0, 1), min_size=len(rows), max_size=len(rows))), np.int64)
     out = np.full(len(rows), 7.0)
-    dots.cosines(vectors, rows, query, out)
-    assert out.tolist() == naive.cosines(vectors, rows, query).tolist()
+    dots.cosines(vectors, rows, queries, asked, out)
+    assert out.tolist() == naive.cosines(vectors, rows, queries, asked).tolist()

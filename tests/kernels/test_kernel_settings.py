@@ -39,7 +39,7 @@ def compiled():
 
 
 def test_all_modules_are_looked_at():
-    assert {"codes", "decay", "dots", "scan", "settings", "topk"} <= set(NAMES)
+    assert {"codes", "decay", "dots", "memory", "scan", "settings", "topk"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=NAMES)
@@ -49,7 +49,11 @@ def test_kernels_import_nothing_of_memcore(module):
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m is not settings], ids=lambda m: m.__name__)
 def test_only_settings_has_a_compiler(module):
-    assert not [(name, what) for name, what in imports(module) if name == "numba" or what in COMPILERS]
+    """`memory` has what reads an address in compiled code, and nothing to compile with."""
+    free = {"carray", "config", "types"} if module.__name__.endswith(".memory") else set()
+    assert not [
+        (name, what) for name, what in imports(module) if (name == "numba" and what not in free) or what in COMPILERS
+    ]
 
 
 def test_fastmath_keeps_nan_and_infinity():
@@ -91,16 +95,18 @@ def test_importing_compiles_nothing():
 
 @pytest.mark.skipif(drawn.PLAIN, reason="nothing is compiled")
 def test_recall_compiles_each_kernel_once_whatever_is_asked(tmp_path):
-    """A read-only array, or one of another layout, is another type to Numba: its first query would take seconds."""
+    """A read-only array, or one of another layout, is another type to Numba: its first query would take seconds. What
+    is called by kernels and by Python, with the store's read-only columns, has both types.
+    """
     program = """
 import json, sys
 import numpy as np
 import memcore
 from memcore.search import exact
 from memcore_kernels import codes, decay, dots, scan
-exact.CODED_ROWS, exact.PARALLEL_ROWS = 10, 20
+exact.PARALLEL_ROWS = 20
 from memcore.store import segment
-segment.ROWS = 64
+segment.ROWS, segment.LEAST_CODED = 64, 10
 rng = np.random.default_rng(0)
 mem = memcore.open(sys.argv[1], embedder="hashed")
 mem.remember_many([{"content": f"row {i}", "metadata": {"n": i}} for i in range(5)])
@@ -122,15 +128,17 @@ ask()
 mem.close()
 mem = memcore.open(sys.argv[1], embedder="hashed")
 ask()
-kernels = (scan.scan, scan.screen, scan.rescore, codes.quantise, decay.recency, decay.known_terms, dots.dot64)
+kernels = (scan.scan, scan.screen, scan.rescore, codes.quantise, dots.cosines, decay.known_terms, dots.dot64)
 print(json.dumps({kernel.__name__: list(map(str, kernel.nopython_signatures)) for kernel in kernels}))
 """
     run = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "store")], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
-    for name, signatures in json.loads(run.stdout).items():
-        assert len(signatures) == 1, (name, signatures)
+    many = {name: len(signatures) for name, signatures in json.loads(run.stdout).items()}
+    assert many.pop("known_terms") in (1, 2)  # what is loaded with a kernel from the cache does not count
+    assert many.pop("dot64") in (1, 2)
+    assert many == {"scan": 1, "screen": 1, "rescore": 1, "quantise": 1, "cosines": 1}
 
 
 @pytest.mark.skipif(drawn.PLAIN, reason="nothing is compiled")
@@ -146,7 +154,7 @@ memcore.warmup(embedder=None)
 modules = [importlib.import_module("memcore_kernels." + name) for name in {NAMES}]
 kernels = [f for m in modules for f in vars(m).values() if isinstance(f, Dispatcher)]
 before = {{kernel.__name__: len(kernel.signatures) for kernel in kernels}}
-segment.ROWS, exact.CODED_ROWS, exact.PARALLEL_ROWS = 64, 10, 20
+segment.ROWS, segment.LEAST_CODED, exact.PARALLEL_ROWS = 64, 10, 20
 mem = memcore.open(embedder=None)
 rows = np.random.default_rng(0).standard_normal((200, 8))
 mem.remember_many([{{"content": "row", "vector": row}} for row in rows])

@@ -12,8 +12,7 @@ from drawn import NOW
 from memcore_kernels import codes, scan, topk
 from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms
 
-NO_CODES = np.zeros((0, 0), np.int8), np.zeros(0, np.float32), np.zeros(0, np.float32)
-CHUNKS = drawn.chunks(st.integers(0, 70), st.integers(1, 20) | st.integers(1, 300)) | drawn.chunks(
+CHUNKS = drawn.chunks(st.integers(0, 70), st.integers(1, 20) | st.sampled_from((127, 128, 200, 300))) | drawn.chunks(
     st.sampled_from((BLOCK - 1, BLOCK, BLOCK + 1)), st.integers(1, 3)
 )
 
@@ -23,33 +22,103 @@ def heap(*shape):
     return tuple(np.empty(shape, dtype) for dtype in (float, np.int64, np.uint64, np.uint64, np.int64))
 
 
-class Scan:
-    """One query's scan, in as many calls as it is asked to make."""
+def address(array):
+    return array.__array_interface__["data"][0]
 
-    def __init__(self, chunk, query, k, weights, rate, *, coded, min_similarity=-math.inf, min_score=-math.inf, base=0):
-        self.chunk, self.query, self.weights, self.rate, self.base = chunk, query, weights, rate, base
-        self.least = min_similarity
-        self.heap, self.counts, self.floor = heap(k), np.zeros(4, np.int64), np.array([float(min_score)])
+
+class Asked:
+    """A chunk as the parts of a table, and one query of it. `cuts` part the rows; of each part the first rows may have
+    codes, of rows that were turned about or not; or its allowed rows are listed.
+    """
+
+    def __init__(self, chunk, query, k, weights, rate, *, coded, turned=False, listed=False, cuts=(), **minima):
+        self.chunk, self.query, self.k, self.weights, self.rate = chunk, query, k, weights, rate
+        self.least = minima.get("min_similarity", -math.inf)
+        self.floor = np.array([float(minima.get("min_score", -math.inf))])
         n, d = chunk.vectors.shape
-        self.codes = NO_CODES
-        if coded:
-            self.codes = np.empty((n, d), np.int8), np.empty(n, np.float32), np.empty(n, np.float32)
-            codes.quantise(chunk.vectors, *self.codes)
-        self.numbers = codes.query_codes(query)
+        self.ends = codes.cuts(d)
+        turn = np.linalg.qr(np.random.default_rng(d).standard_normal((d, d)))[0] if turned else np.eye(d)
+        self.numbers, self.told = (
+            array[None] for array in codes.query_codes(query.astype(np.float64) @ turn, self.ends)
+        )
+        self.kept, self.units, rows = [], [], []
+        edges = [0, *cuts, n]
+        for part, (begin, end) in enumerate(itertools.pairwise(edges)):
+            rows.append(self.part(part, begin, end, chunk.vectors[begin:end].astype(np.float64) @ turn, coded, listed))
+        self.parts = np.array(rows, np.int64).reshape(-1, len(scan.FIELDS))
+        self.units = np.array(self.units, np.int64).reshape(-1, 3)
+        self.shared, self.done = np.zeros(1, np.int64), np.zeros(len(self.units), np.int64)
+        self.base = 0
 
-    def rows(self, first, last):
-        c = self.chunk
+    def part(self, part, begin, end, turned, coded, listed):
+        c, m = self.chunk, end - begin
+        row = dict.fromkeys(scan.FIELDS, 0)
+        arrays = {
+            name: np.ascontiguousarray(column[begin:end])
+            for name, column in zip(
+                ("vectors", "times", "importance", "id_hi", "id_lo", "allowed"),
+                (*c[:5], c.allowed if c.allowed.size else np.ones(len(c.vectors), np.uint8)),
+                strict=True,
+            )
+        }
+        if not c.allowed.size:
+            del arrays["allowed"]
+        first = 0
+        if coded and m:
+            first = m if part % 2 == 0 else m // 2
+            room = m + part
+            widths = np.diff([0, *self.ends])
+            slabs = [np.empty((room, width), np.int8) for width in widths]
+            rest = [np.empty((count, room), np.float32) for count in (3, 3, 2)]
+            codes.quantise(turned[:first], np.array(self.ends, np.int64), 0, *slabs, *rest)
+            names = ("slab0", "slab1", "slab2", "scale", "missed", "left")
+            arrays.update(zip(names, (*slabs, *rest), strict=True))
+            blocks = range(0, first, BLOCK)
+            arrays["newest"] = np.array([arrays["times"][b : min(b + BLOCK, first)].max() for b in blocks], np.int64)
+            arrays["heaviest"] = np.array(
+                [arrays["importance"][b : min(b + BLOCK, first)].max() for b in blocks], np.float32
+            )
+            row["room"] = room
+        row["coded"], row["base"] = first, begin
+        if listed:
+            passed = np.flatnonzero(arrays.pop("allowed", np.ones(m, np.uint8))).astype(np.int32)
+            arrays["listed"] = passed
+            if len(passed):
+                self.units.append((part, 0, len(passed)))
+        else:
+            self.units += [(part, a, b) for a, b in ((0, first), (first, m)) if a < b]
+        self.kept.append(arrays)
+        row.update((name, address(array)) for name, array in arrays.items())
+        return list(row.values())
+
+    def thread(self):
+        return Thread(self)
+
+
+class Thread:
+    def __init__(self, asked):
+        self.asked = asked
+        self.heap, self.kept = heap(asked.k), heap(2, asked.k)
+        self.mine, self.counts = np.zeros(3, np.int64), np.zeros(len(scan.COUNTED), np.int64)
+
+    def run(self, again=False, units=None):
+        a = self.asked
         scan.scan(
-            first, last, c.vectors, self.query, *self.codes, *self.numbers, c.allowed, c.event_time, c.importance,
-            c.id_hi, c.id_lo, NOW, self.rate, *self.weights, self.least, self.base, np.empty(last - first, np.float32),
-            self.floor, *self.heap, self.counts,
+            a.parts, a.units if units is None else units, a.shared, a.done, again, np.array(a.ends, np.int64), a.query,
+            a.numbers, a.told, NOW, a.rate, *a.weights, a.least, a.floor, *self.heap, *self.kept, self.mine,
+            np.empty(scan.UNIT, np.float32), np.empty(scan.UNIT, np.float32), np.empty(BLOCK, np.int32),
+            np.empty(scan.UNIT // scan.STRIPE, np.float32), self.counts,
         )  # fmt: skip
         return self
 
-    def found(self):
-        size = self.counts[0]
-        scores, rows = topk.ranked(len(self.heap[0]), *(column[:size] for column in self.heap))
-        return list(zip(scores.tolist(), rows.tolist(), strict=True))
+    def columns(self):
+        slot = self.mine[scan.SLOT]
+        return [column[slot, : self.mine[scan.SIZES + slot]] for column in self.kept]
+
+
+def found(k, *threads):
+    scores, rows = topk.ranked(k, *map(np.concatenate, zip(*(thread.columns() for thread in threads), strict=True)))
+    return list(zip(scores.tolist(), rows.tolist(), strict=True))
 
 
 def expected(entries, base=0):
@@ -73,53 +142,71 @@ def asked(draw):
     return chunk, query, k, shares, rate, minima
 
 
-@drawn.thorough(400)
-@given(case=asked(), coded=st.booleans(), base=st.sampled_from((0, 2**40)))
-def test_a_scan_finds_the_best_to_the_bit(case, coded, base):
+WAYS = {
+    "float32": {"coded": False},
+    "codes": {"coded": True},
+    "codes of turned rows": {"coded": True, "turned": True},
+    "listed": {"coded": False, "listed": True},
+    "listed, codes": {"coded": True, "turned": True, "listed": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@drawn.thorough(150)
+@given(case=asked(), data=st.data())
+def test_a_scan_finds_the_best_to_the_bit(way, case, data):
     chunk, query, k, shares, rate, minima = case
     n = len(chunk.vectors)
-    run = Scan(chunk, query, k, shares, rate, coded=coded, base=base, **minima).rows(0, n)
-    assert run.found() == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima), base)
-    many, coded_rows, read, scored = run.counts.tolist()
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=3)))
+    run = Asked(chunk, query, k, shares, rate, cuts=cuts, **WAYS[way], **minima).thread().run()
+    assert found(k, run) == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima))
+    _, first, second, third, read, scored = run.counts.tolist()
     passed = int(chunk.allowed.sum()) if chunk.allowed.size else n
-    assert many <= scored <= passed
-    assert coded_rows <= n * coded
+    assert run.mine[scan.SIZES + run.mine[scan.SLOT]] <= scored <= passed
+    assert third <= second <= first <= n * WAYS[way]["coded"] or query.size < 128
     assert read <= passed
+    assert run.asked.done.all()
 
 
-@drawn.thorough(200)
-@given(case=asked(), coded=st.booleans(), data=st.data())
-def test_a_scan_in_pieces_and_in_any_order_finds_the_same(case, coded, data):
+@pytest.mark.parametrize("way", WAYS)
+@drawn.thorough(100)
+@given(case=asked(), data=st.data())
+def test_the_order_of_units_changes_nothing(way, case, data):
     chunk, query, k, shares, rate, minima = case
     n = len(chunk.vectors)
-    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=3))), n]
-    pieces = data.draw(st.permutations(list(itertools.pairwise(cuts))))
-    run = Scan(chunk, query, k, shares, rate, coded=coded, **minima)
-    for first, last in pieces:
-        run.rows(first, last)
-    assert run.found() == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima))
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=3)))
+    asked_ = Asked(chunk, query, k, shares, rate, cuts=cuts, **WAYS[way], **minima)
+    order = data.draw(st.permutations(range(len(asked_.units))))
+    run = asked_.thread().run(units=np.ascontiguousarray(asked_.units[list(order)]))
+    assert found(k, run) == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima))
 
 
-@drawn.thorough(200)
-@given(case=asked(), coded=st.booleans(), data=st.data())
-def test_scans_that_share_a_floor_find_the_same_together(case, coded, data):
+@pytest.mark.parametrize("way", WAYS)
+@drawn.thorough(100)
+@given(case=asked(), data=st.data())
+def test_threads_that_take_turns_find_the_same_together(way, case, data):
+    """The first takes some units and never ends the last of them; the other does the rest, and that one too."""
     chunk, query, k, shares, rate, minima = case
     n = len(chunk.vectors)
-    cut = data.draw(st.integers(0, n))
-    one, two = (Scan(chunk, query, k, shares, rate, coded=coded, **minima) for _ in range(2))
-    two.floor = one.floor
-    one.rows(0, cut)
-    two.rows(cut, n)
-    lists = [np.concatenate([a[: one.counts[0]], b[: two.counts[0]]]) for a, b in zip(one.heap, two.heap, strict=True)]
-    scores, rows = topk.ranked(k, *lists)
-    found = list(zip(scores.tolist(), rows.tolist(), strict=True))
-    assert found == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima))
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))
+    asked_ = Asked(chunk, query, k, shares, rate, cuts=cuts, **WAYS[way], **minima)
+    taken = data.draw(st.integers(0, len(asked_.units)))
+    lost = data.draw(st.integers(0, taken))
+    one, two = asked_.thread(), asked_.thread()
+    if taken - lost:
+        one.run(units=np.ascontiguousarray(asked_.units[: taken - lost]))
+    asked_.shared[0] = taken
+    two.run()
+    assert asked_.done.tolist() == [1] * (taken - lost) + [0] * lost + [1] * (len(asked_.units) - taken)
+    two.run(again=True)
+    assert (asked_.done == 1).all()
+    assert found(k, one, two) == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima))
 
 
-@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5)])
 @pytest.mark.parametrize("n", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1])
-def test_a_scan_of_whole_blocks_and_one_row_more_or_less(n, shares, coded):
+def test_a_scan_of_whole_blocks_and_one_row_more_or_less(n, shares, way):
     rng = np.random.default_rng(n)
     d = 3
     chunk = naive.Chunk(
@@ -131,11 +218,12 @@ def test_a_scan_of_whole_blocks_and_one_row_more_or_less(n, shares, coded):
         np.empty(0, np.uint8),
     )
     query = drawn.unit_rows(rng, 1, d, "normal")[0]
-    run = Scan(chunk, query, 10, shares, 0.01, coded=coded).rows(0, n)
-    assert run.found() == expected(naive.scan(chunk, query, 10, shares, NOW, 0.01))
+    run = Asked(chunk, query, 10, shares, 0.01, **WAYS[way]).thread().run()
+    assert found(10, run) == expected(naive.scan(chunk, query, 10, shares, NOW, 0.01))
 
 
-def test_equal_scores_are_ranked_by_time_and_then_by_id():
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_scores_are_ranked_by_time_and_then_by_id(way):
     n = 200
     rng = np.random.default_rng(1)
     chunk = naive.Chunk(
@@ -147,9 +235,8 @@ def test_equal_scores_are_ranked_by_time_and_then_by_id():
         np.empty(0, np.uint8),
     )
     order = sorted(range(n), key=lambda row: (-chunk.event_time[row], chunk.id_hi[row], chunk.id_lo[row]))
-    for coded in (False, True):
-        run = Scan(chunk, chunk.vectors[0], 25, (0.5, 0.3, 0.2), 0.01, coded=coded).rows(0, n)
-        assert [row for _, row in run.found()] == order[:25]
+    run = Asked(chunk, chunk.vectors[0], 25, (0.5, 0.3, 0.2), 0.01, **WAYS[way]).thread().run()
+    assert [row for _, row in found(25, run)] == order[:25]
 
 
 def crowd(n, d=64):
@@ -161,33 +248,53 @@ def crowd(n, d=64):
     return naive.Chunk(vectors, event_time, np.zeros(n, np.float32), ids, ids, np.empty(0, np.uint8)), vectors[n // 3]
 
 
+def counted(chunk, query, shares, coded=True, cuts=(), **minima):
+    """What a scan for the best five counts, by name."""
+    run = Asked(chunk, query, 5, shares, 0.01, coded=coded, cuts=cuts, **minima).thread().run()
+    return dict(zip(scan.COUNTED, run.counts.tolist(), strict=True)), run
+
+
 @pytest.mark.skipif(drawn.PLAIN, reason="needs many rows")
 def test_most_vectors_stay_unread():
-    chunk, query = crowd(20 * BLOCK)
-    n = len(chunk.vectors)
-    run = Scan(chunk, query, 5, (1.0, 0.0, 0.0), 0.01, coded=True).rows(0, n)
-    _, coded_rows, read, scored = run.counts.tolist()
-    assert coded_rows == n
-    assert read < n / 10
-    assert scored < n / 100
-    run = Scan(chunk, query, 5, (0.2, 0.8, 0.0), 0.01, coded=True).rows(0, n)
-    assert run.counts[1] < n / 2  # blocks that are too old fall out before their codes are read
-    run = Scan(chunk, query, 5, (0.2, 0.8, 0.0), 0.01, coded=False).rows(0, n)
-    assert run.counts[2] < n / 2
-    run = Scan(chunk, query, 5, (0.0, 1.0, 0.0), 0.01, coded=True).rows(0, n)
-    assert run.counts[1:3].tolist() == [0, 0]
-    assert run.counts[3] <= 3 * scan.STRIPE  # the newest rows are the last of their block, and are looked at first
+    n = 8 * BLOCK
+    chunk, query = crowd(n, 256)
+    told, _ = counted(chunk, query, (1.0, 0.0, 0.0))
+    assert told["first"] == n
+    assert told["vectors"] < n / 50
+    told, _ = counted(chunk, query, (0.2, 0.8, 0.0), cuts=(6 * BLOCK,))
+    assert told["first"] > n / 2  # the old part comes first, when nothing is known yet
+    chunk = chunk._replace(event_time=chunk.event_time[::-1].copy())
+    told, _ = counted(chunk, query, (0.2, 0.8, 0.0), cuts=(2 * BLOCK, 4 * BLOCK))
+    assert told["first"] < n / 2  # blocks that are too old fall out before their codes are read
+    assert told["blocks"] < 8  # and before their columns are
+    told, _ = counted(chunk, query, (0.2, 0.8, 0.0), coded=False, cuts=(2 * BLOCK,))
+    assert told["vectors"] < n / 2
+    told, _ = counted(chunk, query, (0.0, 1.0, 0.0))
+    assert (told["first"], told["vectors"]) == (0, 0)
+
+
+def test_the_newest_rows_are_looked_at_first_where_vectors_do_not_count():
+    chunk, query = crowd(200, 8)
+    told, _ = counted(chunk, query, (0.0, 1.0, 0.0), coded=False)
+    assert told["scored"] <= scan.STRIPE
 
 
 def test_a_floor_spares_the_reading_and_is_raised():
     chunk, query = crowd(200, 8)
-    run = Scan(chunk, query, 5, (1.0, 0.0, 0.0), 0.01, coded=True, min_score=0.999999).rows(0, 200)
-    assert len(run.found()) == 1
-    assert run.counts[2] <= 3
-    run = Scan(chunk, query, 5, (1.0, 0.0, 0.0), 0.01, coded=True).rows(0, 200)
-    assert run.floor[0] == run.found()[-1][0]
-    run = Scan(chunk, query, 201, (1.0, 0.0, 0.0), 0.01, coded=True).rows(0, 200)
-    assert run.floor[0] == -math.inf  # the heap is not full: no score is too low yet
+    told, run = counted(chunk, query, (1.0, 0.0, 0.0), min_score=0.999999)
+    assert len(found(5, run)) == 1
+    assert told["vectors"] <= 3
+    _, run = counted(chunk, query, (1.0, 0.0, 0.0))
+    assert run.asked.floor[0] == found(5, run)[-1][0]
+    run = Asked(chunk, query, 201, (1.0, 0.0, 0.0), 0.01, coded=True).thread().run()
+    assert run.asked.floor[0] == -math.inf  # the heap is not full: no score is too low yet
+
+
+def test_a_minimum_of_similarity_spares_the_reading():
+    chunk, query = crowd(1000, 200)
+    told, run = counted(chunk, query, (1.0, 0.0, 0.0), min_similarity=0.9)
+    assert len(found(5, run)) == 1
+    assert told["vectors"] <= 3
 
 
 def screened(chunk, queries, capacity, shares, rate, minima, block=64, base=5):
@@ -250,8 +357,8 @@ def test_screening_with_room_for_all_is_exact(case):
     heaps, sizes, exact = screened(chunk, query[None], n, shares, rate, minima)
     allowed = exact[0, : sizes[0]] > -math.inf
     scores, rows = topk.ranked(k, *(column[0, : sizes[0]][allowed] for column in (exact, *heaps[1:])))
-    found = list(zip(scores.tolist(), rows.tolist(), strict=True))
-    assert found == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima), 5)
+    told = list(zip(scores.tolist(), rows.tolist(), strict=True))
+    assert told == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima), 5)
 
 
 @drawn.thorough(100)

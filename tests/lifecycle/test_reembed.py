@@ -257,8 +257,8 @@ def test_another_process_is_refused_from_then_on(tmp_path):
         fingerprint = mem._engine.embedder.fingerprint
     message = (
         f"the store {tmp_path / 'm'} holds vectors of the embedder {fingerprint!r} and is opened with "
-        f"{resolve('hashed').fingerprint!r}; vectors of two embedders cannot be compared: open it with the embedder "
-        f"{fingerprint!r}, or with embedder=None and embed all texts anew with reembed"
+        f"{resolve('hashed').fingerprint!r}; vectors of two embedders cannot be compared: open it with the embedder of "
+        f"which the fingerprint is {fingerprint!r}, or with embedder=None and embed all texts anew with reembed"
     )
     assert out.splitlines() == [message, message, "['the first']"]
 

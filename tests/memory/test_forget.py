@@ -97,6 +97,14 @@ def test_older_than_days_is_about_the_event_and_exact(mem):
         ({"ids": NEVER, "everything": True}, "forget got ids and everything; pass ids alone, or conditions alone"),
         ({"ids": "the one about lunch"}, "id is 'the one about lunch'"),
         ({"ids": [NEVER, None]}, "id is None"),
+        (
+            {"where": {"metadata.user": None}},
+            "where is {'metadata.user': None} (dict); None matches every memory that lacks the value, which may be all",
+        ),
+        (
+            {"where": {"metadata.user": None, "key": None}, "kinds": "episodic"},
+            "where is {'metadata.user': None, 'key': None} (dict); None matches every memory that lacks the value",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(mem, asked, message):
@@ -111,6 +119,130 @@ def test_everything_with_a_condition_is_the_condition(mem):
     mem.remember_many([{"content": "a", "kind": "semantic"}, {"content": "b"}])
     assert mem.forget(everything=True, kinds="semantic").count == 1
     assert contents(mem.list()) == ["b"]
+
+
+def test_none_never_means_all_unless_it_is_said(mem):
+    mem.remember_many([{"content": "a"}, {"content": "b", "metadata": {"user": "u"}}, {"content": "c"}])
+    assert mem.forget(where={"metadata.user": None, "kind": "episodic"}, dry_run=True).count == 2
+    assert mem.forget(where=pc.field("metadata.user").is_null(), dry_run=True).count == 2
+    with pytest.raises(
+        memcore.InvalidInput, match=r"all: pass everything=True with it if that is meant, or name a value$"
+    ):
+        mem.forget(where={"metadata.user": None})
+    assert mem.forget(where={"metadata.user": None}, everything=True).count == 2
+    assert contents(mem.list()) == ["b"]
+
+
+# Whose memory it is
+
+
+@pytest.fixture(params=["ram", "directory"])
+def either(request, tmp_path):
+    path = None if request.param == "ram" else tmp_path / "agent.mem"
+    with memcore.open(path, embedder=None, clock=lambda: 100 * DAY) as mem:
+        yield mem
+
+
+@pytest.mark.parametrize("erase", [False, True])
+@pytest.mark.parametrize("narrow", ["session_id", "agent_role"])
+def test_a_memory_that_another_session_has_rewritten_stays_and_is_told(either, erase, narrow):
+    """A session must not forget what another one knows; nor think that it has."""
+    first, second = (either.scope(**{narrow: name}) for name in ("first", "second"))
+    shared = first.remember("A", kind="semantic", key="k")
+    second.remember("B", kind="semantic", key="k")
+    theirs, own = second.remember("theirs"), first.remember("own")
+    assert contents(first.history(id=shared)) == ["A"]
+    for dry_run in (True, False):
+        report = first.forget([shared, theirs, own, NEVER], erase=erase, dry_run=dry_run)
+        assert report.ids == [own.id]
+        assert (report.missing, report.elsewhere) == ([theirs.id, NEVER], [shared.id])
+    assert contents(either.history("k")) == ["A", "B"]
+    assert first.forget(everything=True).ids == first.forget(kinds="semantic").ids == []
+    report = second.forget(shared, erase=erase)
+    assert (report.ids, report.missing, report.elsewhere) == ([shared.id], [], [])
+    assert contents(first.history(id=shared)) == []
+    report = first.forget(shared)
+    assert (report.missing, report.elsewhere) == ([shared.id], [])
+
+
+def test_a_memory_in_the_cold_tier_that_another_session_has_rewritten(either):
+    first, second = either.scope(session_id="first"), either.scope(session_id="second")
+    id = first.remember("A", importance=0.1, event_time=0).id
+    either.scope(session_id="second").remember("other", kind="semantic")
+    either.update(id, content="B")
+    either.prune()
+    assert second.forget(id).missing == [id]
+    assert first.forget(id).ids == [id]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_memory_is_restored_with_all_versions_by_the_session_of_the_last(either, cold):
+    first, second = either.scope(session_id="first"), either.scope(session_id="second")
+    kind = "episodic" if cold else "semantic"
+    id = first.remember("A", kind=kind, key="k", importance=0.1, event_time=0).id
+    if cold:
+        either.update(id, content="B")
+        either.prune()
+        first, second = second, first
+    else:
+        second.remember("B", kind=kind, key="k", importance=0.1)
+    either.forget(id)
+    report = first.restore(id)
+    assert (report.ids, report.missing) == ([], [id])
+    assert contents(either.history(id=id)) == []
+    assert contents(either.forgotten()) == contents(second.forgotten()) == ["B"]
+    assert second.restore(id).ids == [id]
+    assert contents(either.history(id=id)) == ["A", "B"]
+    assert contents(either.list()) == ["B"]
+    assert either.verify().problems == []
+
+
+# A key that is free again
+
+
+def test_an_idempotency_key_is_free_once_its_memory_is_forgotten(either):
+    first = either.remember("A", idempotency_key="call 1")
+    either.forget(first)
+    second = either.remember("B", idempotency_key="call 1")
+    assert second.id != first.id
+    assert either.remember("C", idempotency_key="call 1") == second
+    assert either.remember("other", idempotency_key="call 2").content == "other"
+
+
+@pytest.mark.parametrize("rival", ["hot", "cold"])
+@pytest.mark.parametrize("gone", ["hot", "cold"])
+def test_one_idempotency_key_never_answers_with_two_memories(either, gone, rival):
+    def remembered(text: str, tier: str) -> str:
+        id = either.remember(text, idempotency_key="call 1", importance=0.1, event_time=0).id
+        if tier == "cold":
+            assert either.prune().ids == [id]
+        return id
+
+    first = remembered("A", gone)
+    either.forget(first)
+    second = remembered("B", rival)
+    report = either.restore(first)
+    assert (report.ids, report.missing, report.in_use) == ([], [], [first])
+    either.forget(second)
+    report = either.restore([first, second])  # the first that comes back has it
+    assert len(report.ids) == len(report.in_use) == 1
+    assert {*report.ids, *report.in_use} == {first, second}
+    assert either.remember("C", idempotency_key="call 1").id == report.ids[0]
+    assert len(either.list(tiers=("hot", "cold"))) == 1
+
+
+def test_an_idempotency_key_counts_within_a_session_and_role_when_it_is_restored(either):
+    one, two = either.scope(session_id="1"), either.scope(session_id="2")
+    first = one.remember("A", idempotency_key="call 1")
+    either.forget(first)
+    two.remember("B", idempotency_key="call 1")
+    assert either.restore(first).ids == [first.id]
+
+
+def test_a_pruned_memory_with_an_idempotency_key_comes_back(either):
+    id = either.remember("A", idempotency_key="call 1", importance=0.1, event_time=0).id
+    assert either.restore(either.prune()).ids == [id]
+    assert either.remember("A", idempotency_key="call 1").id == id
 
 
 def test_what_has_expired_can_be_forgotten(mem):

@@ -91,6 +91,7 @@ def test_remember_many_takes_texts_dicts_and_arrow(ops, rows):
     assert [ops.get(id).content for id in ids] == ["a", "b"]
     assert contents(ops.list()) == ["a", "b"]
     assert ids.faults == {}
+    assert ids.ids is ids
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,20 @@ def test_history_takes_a_key_or_an_id(mem):
     assert len(mem.history("never")) == 0
 
 
+def test_get_history_and_update_take_a_record_for_its_id(mem):
+    first = mem.remember("A", kind="semantic", key="k")
+    second = mem.update(first, content="B")
+    assert (second.id, second.version) == (first.id, 2)
+    assert mem.get(first).content == "B"
+    assert [record.content for record in mem.history(id=second)] == ["A", "B"]
+    mem.forget(first)
+    assert mem.get(first) is None
+    with pytest.raises(memcore.NotFound, match=f"no memory {first.id} in tenant 'default'"):
+        mem.update(first, content="C")
+    with pytest.raises(memcore.InvalidInput, match=r"id is <object object at \w+> \(object\); an id is a UUID"):
+        mem.get(object())
+
+
 def test_history_shows_what_has_expired(mem):
     mem.remember("A", kind="semantic", key="k", expires_at=5, now=1)
     assert contents(mem.history("k")) == ["A"]

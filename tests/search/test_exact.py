@@ -16,16 +16,19 @@ import memcore
 import naive
 from drawn import NOW
 from memcore.search import exact
-from memcore.store import segment
+from memcore.store import codes, segment
 from memcore_kernels.decay import BLOCK
 
-# How many threads, from how many rows on they and the codes are used, and from how many queries on one pass is made.
+# How many threads, from how many rows on they are used, and from how many queries on one pass is made; whether the rows
+# of sealed segments have codes, those of turned rows, and whether the rows that a filter lets through are listed.
 ROUTES = {
     "as it comes": {"THREADS": exact.THREADS},
-    "one thread": {"THREADS": 1, "CODED_ROWS": 10**9},
-    "one thread, codes": {"THREADS": 1, "CODED_ROWS": 1},
-    "two threads": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 10**9},
-    "two threads, codes": {"THREADS": 2, "PARALLEL_ROWS": 1, "CODED_ROWS": 1},
+    "one thread": {"THREADS": 1},
+    "one thread, codes": {"THREADS": 1, "LISTED": 10**9},
+    "two threads": {"THREADS": 2, "PARALLEL_ROWS": 1},
+    "two threads, codes": {"THREADS": 2, "PARALLEL_ROWS": 1},
+    "eight threads, codes, turned": {"THREADS": 8, "PARALLEL_ROWS": 1, "LISTED": 10**9},
+    "one thread, codes, listed": {"THREADS": 1, "LISTED": 0},
     "batches": {"FEW": 1},
     "batches in shares and pieces": {"FEW": 1, "MOST": 2, "BATCH_BYTES": 8 * BLOCK},
     "batches without a spare candidate": {"FEW": 1, "SPARE": 0},
@@ -36,7 +39,11 @@ SECONDS = NOW / 1e6
 @contextlib.contextmanager
 def route(name, rows_a_segment=16):
     """On this route, in segments of so many rows: all but the last are sealed and have codes."""
-    with mock.patch.multiple(exact, **ROUTES[name]), mock.patch.object(segment, "ROWS", rows_a_segment):
+    with (
+        mock.patch.multiple(exact, **ROUTES[name]),
+        mock.patch.multiple(segment, ROWS=rows_a_segment, LEAST_CODED=1 if "codes" in name else 10**9),
+        mock.patch.multiple(codes, FITTED=8, LEAST_ROTATED=2 if "turned" in name else 10**9),
+    ):
         yield
 
 
@@ -266,12 +273,15 @@ def test_the_plan_is_told():
     plain = mem.recall(vector=query, k=3, now=SECONDS).explain()
     assert (plain["plan"], plain["rows"], plain["passed_filter"]) == ("exact scan, 1 thread", 100, 100)
     assert 3 <= plain["scored_exactly"] <= plain["vectors_read"] <= 100
-    assert plain["codes_read"] == 0
+    assert plain["codes_read"] == [0, 0, 0]
     with route("two threads, codes"):
         mem = stored(crowd(100, 4))
+        told_ = mem.recall(vector=query, k=3, where={"importance": 0.5}, now=SECONDS).explain()
+        assert (told_["plan"], told_["rows"], told_["passed_filter"]) == ("nothing to scan", 100, 0)
         told_ = mem.recall(vector=query, k=3, where={"metadata.n": 5}, now=SECONDS).explain()
-        assert (told_["plan"], told_["rows"], told_["passed_filter"]) == ("exact scan, 2 threads", 100, 1)
-        assert mem.recall(vector=query, k=3, now=SECONDS).explain()["codes_read"] > 0
+        assert (told_["plan"], told_["rows"], told_["passed_filter"]) == ("exact scan, 1 thread", 100, 1)
+        assert mem.recall(vector=query, k=3, now=SECONDS).explain()["plan"] == "exact scan, 2 threads"
+        assert mem.recall(vector=query, k=3, now=SECONDS).explain()["codes_read"][0] > 0
     many = stored(crowd(100, 4)).recall_many(vectors=[query] * exact.FEW, k=3, now=SECONDS)
     assert many[0].explain()["plan"] == "batched product"
 
@@ -307,3 +317,53 @@ def test_candidates_that_a_minimum_bars_make_no_room_for_themselves(name):
         assert told(mem.recall(vector=query, now=SECONDS, **terms)) == expected
         for hits in mem.recall_many(vectors=[query] * 6, now=SECONDS, **terms):
             assert told(hits) == expected
+
+
+def test_each_query_of_a_batch_may_have_a_scope_of_its_own():
+    mem = memcore.open(embedder=None)
+    rng = np.random.default_rng(7)
+    scopes = [mem.scope(tenant_id=f"tenant {i % 4}", session_id=f"s{i % 2}" if i % 4 else None) for i in range(8)]
+    for scope in scopes:
+        scope.remember_many([{"content": "x", "vector": rng.standard_normal(6)} for _ in range(9)], now=SECONDS)
+    asked = [scopes[i] for i in rng.integers(0, 8, 40)]
+    queries = drawn.unit_rows(rng, 40, 6, "normal")
+    for terms in ({}, {"where": {"importance": 0.5}, "k": 30}, {"weights": (1, 0, 0), "k": 2}):
+        expected = [told(scope.recall(vector=q, now=SECONDS, **terms)) for scope, q in zip(asked, queries, strict=True)]
+        assert list(map(told, mem.recall_many(vectors=queries, scopes=asked, now=SECONDS, **terms))) == expected
+        assert len({tuple(hits) for hits in expected}) == 40
+    text = memcore.open(embedder="hashed")
+    here, there = text.scope("here"), text.scope("there")
+    here.remember("the door is blue")
+    there.remember("the door is red")
+    found = text.recall_many(["door", "the door", "door"], scopes=[there, here, here])
+    assert [[hit.content for hit in hits] for hits in found] == [
+        ["the door is red"],
+        ["the door is blue"],
+        ["the door is blue"],
+    ]
+    assert text.recall_many([], scopes=[]) == []
+
+
+def test_scopes_that_cannot_be_asked_are_refused():
+    mem, other = memcore.open(embedder=None), memcore.open(embedder=None)
+    mem.remember("x", vector=[1.0, 0.0])
+    for scopes, message in (
+        ([mem], "scopes is 1 for 2 queries; pass one scope for each query"),
+        ("ab", "scopes is 'ab' (str) for 2 queries; pass one scope for each query"),
+        (3, "scopes is 3 (int) for 2 queries; pass one scope for each query"),
+        (["a", mem], "scopes[0] is 'a' (str); it must be a scope of this store, as scope() returns it"),
+    ):
+        with pytest.raises(memcore.InvalidInput) as raised:
+            mem.recall_many(vectors=[[1.0, 0.0]] * 2, scopes=scopes)
+        assert str(raised.value) == message
+    with pytest.raises(memcore.InvalidInput, match=r"^scopes\[1\] is <Memory .* it must be a scope of this store"):
+        mem.recall_many(vectors=[[1.0, 0.0]] * 2, scopes=[mem, other])
+
+
+def test_what_each_stage_took_is_told():
+    mem = stored(crowd(100, 4))
+    query = np.eye(4, dtype=np.float32)[0]
+    for hits in (mem.recall(vector=query, now=SECONDS), *mem.recall_many(vectors=[query] * 9, now=SECONDS)):
+        took = hits.explain()["ms"]
+        assert list(took) == ["filter", "search", "read"]
+        assert took["search"] > 0

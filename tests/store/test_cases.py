@@ -219,7 +219,7 @@ def test_commands_that_embed_nothing_need_no_embedder(tmp_path):
         mem.remember("a thing", kind="semantic", key="k")
         fingerprint = mem.stats()["embedder"]["fingerprint"]
     with memcore.open(tmp_path / "m", embedder=None) as mem:
-        assert mem.stats()["embedder"] == {"name": None, "fingerprint": fingerprint}
+        assert mem.stats()["embedder"] == {"name": "hashed", "fingerprint": fingerprint}
     binary = str(Path(sys.executable).parent / "memcore")
     for verb in (["list"], ["stats"], ["get", "--key", "k"], ["history", "k"], ["forgotten"], ["prune", "--dry-run"]):
         subprocess.run([binary, "--store", str(tmp_path / "m"), *verb], check=True, capture_output=True)

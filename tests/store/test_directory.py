@@ -22,7 +22,7 @@ import pytest
 
 import memcore
 from catalogs import whole
-from memcore.embed import HashedEmbedder
+from memcore.embed import CallableEmbedder, HashedEmbedder
 from memcore.store import directory
 from running import held, run
 
@@ -666,10 +666,11 @@ def test_the_errors_of_another_embedder(five, path):
         opened(five, embedder=HashedEmbedder(64))
     assert str(raised.value) == (
         f"the store {five} holds vectors of the embedder 'hashed/256/1' and is opened with 'hashed/64/1'; vectors of "
-        "two "
-        "embedders cannot be compared: open it with the embedder 'hashed/256/1', or with embedder=None and embed all "
-        "texts anew with reembed"
+        'two embedders cannot be compared: open it with embedder="hashed" (--embedder hashed), or with embedder=None '
+        "and embed all texts anew with reembed"
     )
+    assert (raised.value.stored, raised.value.given) == ("hashed/256/1", "hashed/64/1")
+    opened(five, embedder="hashed").close()  # the remedy can be followed
     given = path.with_name("given.mem")
     with opened(given) as mem:
         mem.remember("x", vector=np.eye(256)[0])
@@ -681,6 +682,37 @@ def test_the_errors_of_another_embedder(five, path):
         "with 'hashed' ('hashed/256/1', 256 dimensions); they cannot be compared: open it with embedder=None, or embed "
         "all texts anew with reembed"
     )
+    assert (raised.value.stored, raised.value.given) == (None, "hashed/256/1")
+
+
+@pytest.mark.parametrize(
+    ("embedder", "remedy", "name"),
+    [
+        (HashedEmbedder(64), "with embedder=memcore.embed.HashedEmbedder(64)", "hashed"),
+        ("static", 'with embedder="static" (--embedder static)', "static"),
+        (
+            CallableEmbedder(lambda texts: [[1.0]] * len(texts), name="of mine/2"),
+            "with the embedder of which the fingerprint is 'callable/of mine/2/1'",
+            "of mine/2",
+        ),
+        (
+            CallableEmbedder(lambda texts: [[1.0]] * len(texts), name="mine", fingerprint="m1"),
+            "with the embedder of which the fingerprint is 'm1'",
+            None,
+        ),
+    ],
+    ids=["hashed of another width", "static", "callable", "own fingerprint"],
+)
+def test_how_to_open_a_store_with_its_own_embedder(path, embedder, remedy, name):
+    with opened(path, embedder=embedder) as mem:
+        mem.remember("x")
+        fingerprint = mem.stats()["embedder"]["fingerprint"]
+    with pytest.raises(memcore.EmbedderMismatch) as raised:
+        opened(path, embedder="hashed")
+    assert f"cannot be compared: open it {remedy}, or with embedder=None and" in str(raised.value)
+    assert (raised.value.stored, raised.value.given) == (fingerprint, "hashed/256/1")
+    with opened(path, embedder=None) as mem:
+        assert mem.stats()["embedder"] == {"name": name, "fingerprint": fingerprint}
 
 
 def test_the_embedder_of_a_store_stays_known_when_it_is_opened_without(five):

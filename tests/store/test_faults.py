@@ -471,6 +471,59 @@ def test_a_segment_that_may_not_be_read(sealed):
     ]
 
 
+@pytest.mark.parametrize("name", ["", CATALOG, f"{CATALOG}-wal", "segments", "segments/*.arrow", "cold/*/*/*.parquet"])
+def test_what_may_not_be_read_is_not_damaged(path, name):
+    """So it is neither told as damage nor repaired."""
+    mem = opened(path, clock=lambda: 1e9)
+    mem.remember("sealed")
+    mem.remember("old", importance=0.1, event_time=0)
+    mem.prune()
+    mem.compact()
+    mem.remember("in the WAL")
+    copy = path.with_name("copy.mem")
+    shutil.copytree(path, copy)
+    mem.close()
+    (place,) = copy.glob(name) if name else (copy,)
+    before = {p: p.read_bytes() for pattern in ("*.arrow", "*.parquet") for p in copy.rglob(pattern)}
+    place.chmod(0)
+    script = (
+        "import sys, memcore\nfor repair in (False, True):\n    try:\n"
+        "        print(memcore.verify(sys.argv[1], repair=repair))\n"
+        "    except memcore.StoreError as fault:\n        print(type(fault).__name__, fault)\n"
+        "try:\n    memcore.open(sys.argv[1], embedder=None).list(tiers=('hot', 'cold'))\n"
+        "except memcore.StoreError as fault:\n    print(type(fault).__name__)"
+    )
+    told = run(script, copy, anybody=True).stdout.splitlines()
+    place.chmod(0o755)
+    assert told == [
+        *[f"StoreError cannot read {place}: Permission denied; check its permissions"] * 2,
+        "StoreReadOnly" if name in ("", CATALOG) else "StoreError",
+    ]
+    assert {p: p.read_bytes() for p in before} == before
+    assert memcore.verify(copy).ok
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_links_that_lead_to_no_directory(tmp_path, create):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    gone = (
+        "is a link to nowhere, which is not there; make that directory, or pass another path"
+        if create
+        else "is no store: No such file or directory; check the path, or remember something there first"
+    )
+    for name, why in (
+        ("loop", "leads from link to link in a circle; a store is a directory: pass another path"),
+        ("gone", gone),
+    ):
+        with pytest.raises(memcore.StoreError) as raised:
+            opened(tmp_path / name, create=create)
+        assert str(raised.value) == f"{tmp_path / name} {why}"
+    (tmp_path / "nowhere").mkdir()
+    opened(tmp_path / "gone").close()
+    assert memcore.verify(tmp_path / "gone").ok
+
+
 def test_a_segment_that_is_gone_because_another_process_has_rewritten_it(path, monkeypatch):
     """Between the reading of the list and the opening of the file: what is read is the next state."""
     with opened(path) as mem:

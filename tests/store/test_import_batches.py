@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import memcore
 from memcore.store import maintenance, portable, segment, spool
 from memcore.store.portable import ImportReport
-from memcore.store.snapshot import Selection
+from memcore.store.snapshot import Selection, link_table
 from modelled import columns
 
 FORMATS = ("json", "jsonl", "parquet")
@@ -512,6 +513,178 @@ def test_links_that_are_here_stay_as_they_are(stores, tmp_path):
     other.link(a, "y", b, attributes={"n": 3}, now=50)
     other.import_(tmp_path / "x.jsonl", now=300)
     assert [(link.relation, link.attributes) for link in other.links(now=300)] == [("y", {"n": 3}), ("x", {})]
+
+
+def every_link(mem: memcore.Memory) -> list[tuple[Any, ...]]:
+    """All links of the default scope, over ones and ended ones too, in the order they were made; times in seconds."""
+    snapshot = mem._engine.catalog.snapshot(("default", "default"))
+    view = snapshot.links
+    rows = np.flatnonzero(view.seen(snapshot.seq))
+    table = link_table(view, rows, names=snapshot.names, seq=snapshot.seq).drop_columns(["src_id", "dst_id"])
+    return [
+        tuple(None if v is None else int(v.timestamp()) if isinstance(v, datetime) else v for v in row.values())
+        for row in table.to_pylist()
+    ]
+
+
+def link(mem: memcore.Memory, n: int | None, since: float | None = None, until: float | None = None, **more: Any):
+    """One more link between the first two memories."""
+    a, b = (record.id for record in mem.list()[:2])
+    return mem.link(a, "x", b, attributes=None if n is None else {"n": n}, valid_from=since, valid_to=until, **more)
+
+
+def unlink(mem: memcore.Memory, **more: Any) -> int:
+    return mem.unlink(mem.list()[0], **more)
+
+
+# What was told of one memory, relation and memory at one time or another, and what comes of it.
+TOLD = {
+    "two under one now": (
+        lambda mem: (link(mem, 1), link(mem, 2)),
+        [("x", '{"n":1}', 100, None, 100), ("x", '{"n":2}', 100, 100, None)],
+    ),
+    "one ended and told again under one now": (
+        lambda mem: (link(mem, 1), unlink(mem), link(mem, 1), unlink(mem), link(mem, 1)),
+        [("x", '{"n":1}', 100, None, 100)] * 2 + [("x", '{"n":1}', 100, None, None)],
+    ),
+    "two windows under one now": (
+        lambda mem: (link(mem, None, 200, 300), link(mem, None, 400, 500), link(mem, None, 10, 20)),
+        [("x", None, 100, 200, 300), ("x", None, 100, 400, 500), ("x", None, 100, 10, 20)],
+    ),
+    "windows that differ in their end alone": (
+        lambda mem: (link(mem, 1, 10, 20), link(mem, 1, 10, 30)),
+        [("x", '{"n":1}', 100, 10, 20), ("x", '{"n":1}', 100, 10, 30)],
+    ),
+    "one that ends later": (
+        lambda mem: (link(mem, 1), link(mem, 2, 200), link(mem, 3, 150)),
+        [("x", '{"n":1}', 100, None, 150), ("x", '{"n":2}', 100, 200, 200), ("x", '{"n":3}', 100, 150, None)],
+    ),
+    "a clock that went back": (
+        lambda mem: (link(mem, 1), link(mem, 2, now=10), link(mem, 3, now=5)),
+        [("x", '{"n":1}', 100, None, 100), ("x", '{"n":2}', 10, 100, 100), ("x", '{"n":3}', 5, 10, None)],
+    ),
+    "what overlaps in the past": (
+        lambda mem: (link(mem, 1, 10), link(mem, 2, 20), link(mem, 3, 15, 40)),
+        [("x", '{"n":1}', 100, 10, 100), ("x", '{"n":2}', 100, 20, None), ("x", '{"n":3}', 100, 15, 40)],
+    ),
+}
+
+
+def two(mem: memcore.Memory) -> memcore.Memory:
+    mem.remember_many([{"content": "a", "id": ID}, {"content": "b", "id": OTHER}])
+    return mem
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("story", TOLD)
+def test_all_that_was_told_of_links_is_exported_and_imported(stores, tmp_path, story, format):
+    tell, expected = TOLD[story]
+    mem, path = two(stores()), tmp_path / f"x.{format}"
+    tell(mem)
+    assert every_link(mem) == expected
+    mem.export(path)
+    for now in (1, 100, 1000):  # the clock of the other store may be any
+        other = stores(now)
+        assert other.import_(path, now=now) == ImportReport(2, 0, len(expected))
+        assert every_link(other) == expected
+        assert other.import_(path, now=now) == ImportReport(0, 2, 0)
+        assert every_link(other) == expected
+        other.export(tmp_path / "again", format)
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    assert mem.import_(path) == ImportReport(0, 2, 0)
+    assert every_link(stores()) == expected  # as another process reads it
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_newer_export_ends_what_was_ended_and_an_older_one_reopens_nothing(stores, tmp_path, format):
+    mem, paths = two(stores()), []
+    for number, tell in enumerate(
+        (
+            lambda: link(mem, 1),
+            lambda: link(mem, 2, 300, now=110),
+            lambda: link(mem, 3, 200, now=120),
+            lambda: unlink(mem, now=150),
+            lambda: (link(mem, 1), unlink(mem), link(mem, 1)),
+            lambda: link(mem, 4, now=50),  # with a clock that went back
+            lambda: unlink(mem, now=160),
+            lambda: link(mem, 5, 165, now=170),
+            lambda: link(mem, 6, 166, now=170),  # both held, as it is told
+        )
+    ):
+        tell()
+        paths.append((tmp_path / f"{number}.{format}", every_link(mem)))
+        mem.export(paths[-1][0])
+    newer = stores(1)
+    for path, expected in paths:
+        newer.import_(path, now=1)
+        assert every_link(newer) == expected
+    older = stores(2)
+    for path, _ in reversed(paths):
+        older.import_(path, now=1)
+        assert every_link(older) == paths[-1][1]
+
+
+def test_a_link_that_the_file_does_not_know_keeps_out_what_would_hold_beside_it(stores, tmp_path):
+    mem, path = two(stores()), tmp_path / "x.jsonl"
+    link(mem, 1, 200, 300)
+    link(mem, 2, 400)
+    link(mem, 2, 400, 450, now=1000)  # which is past, and so is kept beside it
+    mem.export(path)
+    other = two(stores(1))
+    link(other, 3, 420, 430)
+    for now, added in ((100, 1), (100, 0), (425, 0)):
+        assert other.import_(path, now=now).links == added
+        assert [told[1] for told in every_link(other)] == ['{"n":3}', '{"n":1}']
+    # the next of the same stays out with it, or each import would add it anew
+    third, path_of_two = two(stores(2)), tmp_path / "y.jsonl"
+    mem = two(stores(3))
+    link(mem, 1, 50)
+    link(mem, 1, 50, 60)
+    mem.export(path_of_two)
+    link(third, 3, 200, 300)
+    assert [third.import_(path_of_two).links for _ in range(3)] == [0, 0, 0]
+    # from then on it is over, and keeps out nothing
+    assert other.import_(path, now=430).links == 2
+    assert [told[1] for told in every_link(other)] == ['{"n":3}', '{"n":1}', '{"n":2}', '{"n":2}']
+
+
+def test_a_file_of_two_exports_tells_each_link_once(stores, tmp_path):
+    mem, path = two(stores()), tmp_path / "x.jsonl"
+    link(mem, 1)
+    mem.export(path)
+    older = path.read_text().splitlines()
+    unlink(mem, now=150)
+    link(mem, 1)
+    mem.export(path)
+    header, *newer = path.read_text().splitlines()
+    for rows in ([*older[1:], *newer], [*newer, *older[1:]]):
+        path.write_text("\n".join([header, *rows]))
+        number = len(rows) + (rows[0] == newer[0])
+        other = stores(number)
+        assert other.import_(path) == ImportReport(2, 2, 2)
+        assert every_link(other) == every_link(mem)
+
+
+def test_an_import_of_links_that_is_cut_off_goes_on_to_the_same_result(stores, tmp_path, monkeypatch):
+    """Links that are the same but for their end, in many batches."""
+    mem, path = two(stores()), tmp_path / "x.jsonl"
+    for i in range(12):
+        link(mem, i % 2)
+        unlink(mem)
+        link(mem, 1, 10 * (i % 5), 10 * (i % 5) + 10 + i)
+    link(mem, 7, now=3)
+    mem.export(path)
+    expected = every_link(mem)
+    for after in range(1, 20):
+        cut = import_cut(stores(after), path, after, monkeypatch)
+        other = stores(after)
+        assert len(every_link(other)) == min(after * COMMIT - 2, len(expected))
+        if cut:
+            assert other.import_(path) == ImportReport(2, 0, len(expected))
+        assert every_link(other) == expected
+        if not cut:
+            break
+    assert after > 3
 
 
 def test_a_narrowed_export_has_the_links_within_it(tmp_path):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import memcore
+from memcore.store.snapshot import link_table
 
 NEVER = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -83,7 +85,7 @@ def test_the_same_call_again_does_nothing_while_the_link_holds(mem):
     assert mem.link(a, "x", b, attributes={"n": 1}, valid_to=300, now=150) == first
     assert mem.link(a, "x", b, now=150) == first
     assert list(mem.links(now=150)) == [first]
-    # other attributes or times end it, and make the next
+    # other attributes or times end it, and make the next, which holds from now on
     second = mem.link(a, "x", b, attributes={"n": 2}, now=150)
     assert list(mem.links(now=150)) == [second]
     third = mem.link(a, "x", b, valid_to=400, now=160)
@@ -123,8 +125,13 @@ def test_an_ended_link_is_seen_as_of_before(mem):
     assert told(mem.links(b, direction="out", as_of=100)) == []
 
 
-def test_at_no_moment_do_two_links_of_the_same_kind_hold(mem):
-    """A plan that is still to come gives way to a later word about the same time, and only then."""
+def values(mem: memcore.Memory, *moments: float) -> list[list[Any]]:
+    """What the links say that hold at some moments."""
+    return [[link.attributes.get("v") for link in mem.links(now=moment)] for moment in moments]
+
+
+def test_from_now_on_no_two_links_of_the_same_three_hold(mem):
+    """A plan that is still to come gives way to a later word about the same time."""
     a, b = mem.remember("a").id, mem.remember("b").id
     mem.link(a, "x", b, valid_from=200, valid_to=300)
     mem.link(a, "x", b, valid_from=300, valid_to=400)  # another time: both stay
@@ -132,13 +139,73 @@ def test_at_no_moment_do_two_links_of_the_same_kind_hold(mem):
     held = [t for t in (0, 150, 200, 250, 300, 350, 400) if len(mem.links(now=t)) == 1]
     assert held == [0, 200, 250, 300, 350]
     mem.link(a, "x", b)
-    assert [len(mem.links(now=t)) for t in (50, 150, 250, 350, 500)] == [1, 1, 1, 1, 1]
-    again = mem.link(a, "x", b, valid_from=600, attributes={"n": 1})
-    assert [len(mem.links(now=t)) for t in (150, 650)] == [0, 1]
+    assert [len(mem.links(now=t)) for t in (0, 50, 99, 100, 150, 250, 350, 500)] == [1, 0, 0, 1, 1, 1, 1, 1]
+    again = mem.link(a, "x", b, valid_from=600, attributes={"v": 1})
+    assert values(mem, 150, 599, 600, 650) == [[None], [None], [1], [1]]
     assert mem.link(a, "x", b, valid_from=600) == again
-    assert mem.unlink(a) == 1  # what is still to come can be called off
-    assert [len(mem.links(now=t)) for t in (150, 650)] == [0, 0]
+    assert mem.unlink(a) == 2  # what is still to come can be called off, and so can what ends later
+    assert values(mem, 99, 100, 150, 650) == [[], [], [], []]
     assert mem.unlink(a) == 0
+
+
+def test_case_A6_at_no_moment_do_two_hold_with_a_clock_that_went_back(mem):
+    a, b = mem.remember("a").id, mem.remember("b").id
+    mem.link(a, "x", b, attributes={"v": 1}, now=16)
+    later = mem.link(a, "x", b, attributes={"v": 2}, now=10)
+    assert (later.created_at, later.valid_from) == (at(10), at(16))  # as the versions of a record
+    assert values(mem, 9, 10, 15, 16, 20) == [[1], [1], [1], [2], [2]]
+
+
+def test_case_A6_a_past_window_that_is_told_twice_is_one_link(mem):
+    a, b = mem.remember("a").id, mem.remember("b").id
+    first = mem.link(a, "x", b, attributes={"v": 1}, valid_from=10, valid_to=20)
+    seq = mem._engine.catalog.seq
+    assert mem.link(a, "x", b, attributes={"v": 1}, valid_from=10, valid_to=20, now=200) == first
+    assert mem.link(a, "x", b, valid_from=10, valid_to=20) == first
+    assert mem._engine.catalog.seq == seq  # nothing was written
+    # what is past stays as it was told
+    other = mem.link(a, "x", b, attributes={"v": 2}, valid_from=10, valid_to=20)
+    assert values(mem, 15) == [[1, 2]]
+    assert mem.link(a, "x", b, valid_from=10, valid_to=20) == other  # the later word
+    # without its end it is not that one, but one which holds
+    assert mem.link(a, "x", b, attributes={"v": 3}, valid_from=10).valid_to is None
+    assert values(mem, 15, 100) == [[1, 2, 3], [3]]
+
+
+def test_case_A7_a_link_holds_until_the_next_one_begins(mem):
+    a, b = mem.remember("a").id, mem.remember("b").id
+    mem.link(a, "x", b, attributes={"v": 1}, now=1)
+    mem.link(a, "x", b, attributes={"v": 2}, valid_from=20, now=5)
+    assert values(mem, 4, 5, 10, 19, 20, 30) == [[1], [1], [1], [1], [2], [2]]
+    assert mem.links(now=5)[0].valid_to == at(20)
+    # what ends later can be cut again, earlier
+    mem.link(a, "x", b, attributes={"v": 3}, valid_from=12, now=6)
+    assert values(mem, 6, 11, 12, 19, 20, 30) == [[1], [1], [3], [3], [3], [3]]
+    assert mem.unlink(a, now=8) == 2
+    assert values(mem, 7, 8, 11, 12, 30) == [[1], [], [], [], []]
+
+
+def test_case_A7_windows_that_overlap_leave_no_gap(mem):
+    a, b = mem.remember("a").id, mem.remember("b").id
+    mem.link(a, "x", b, attributes={"v": 1}, valid_from=1, valid_to=15, now=1)
+    mem.link(a, "x", b, attributes={"v": 2}, valid_from=10, valid_to=20, now=2)
+    assert values(mem, 0, 1, 9, 10, 14, 15, 19, 20) == [[], [1], [1], [2], [2], [2], [2], []]
+
+
+def test_a_link_from_the_past_on_cuts_from_now_on_alone(mem):
+    a, b = mem.remember("a").id, mem.remember("b").id
+    mem.link(a, "x", b, attributes={"v": 1}, valid_from=10)
+    mem.link(a, "x", b, attributes={"v": 2}, valid_from=50)
+    assert values(mem, 20, 60, 99, 100, 200) == [[1], [1, 2], [1, 2], [2], [2]]
+
+
+def test_attributes_are_the_same_in_any_order(mem):
+    a, b = mem.remember("a").id, mem.remember("b").id
+    first = mem.link(a, "x", b, attributes={"n": 1, "m": {"x": 2, "y": 3}})
+    assert mem.link(a, "x", b, attributes={"m": {"y": 3, "x": 2}, "n": 1}) == first
+    assert mem.link(a, "x", b) == first
+    assert mem.link(a, "x", b, attributes={"n": True, "m": {"x": 2, "y": 3}}) != first
+    assert mem.link(a, "x", b, attributes={}).attributes == {}  # given, and so another
 
 
 def test_a_snapshot_does_not_change(mem):
@@ -150,6 +217,17 @@ def test_a_snapshot_does_not_change(mem):
     mem.forget(b)
     valid = snapshot.links.valid(snapshot.seq, 100_000_000)
     assert valid.tolist() == [True]
+
+
+def test_a_snapshot_keeps_an_end_that_is_told_anew(mem):
+    a, b = mem.remember("a"), mem.remember("b")
+    mem.link(a, "x", b)
+    mem.link(a, "x", b, valid_from=200, attributes={"v": 2})
+    snapshot = mem._engine.catalog.snapshot(("default", "default"))
+    mem.unlink(a, now=150)
+    for seconds, expected in ((150, [True, False]), (199, [True, False]), (200, [False, True])):
+        assert snapshot.links.valid(snapshot.seq, seconds * 1_000_000).tolist() == expected
+    assert values(mem, 149, 150, 200) == [[None], [], []]
 
 
 # What is refused
@@ -373,6 +451,12 @@ def test_another_process_sees_links_and_what_became_of_them(tmp_path):
     a, b = ours.remember("a").id, ours.remember("b").id
     ours.link(a, "x", b)
     assert told(theirs.links()) == [(a, "x", b)]
+    ours.link(a, "x", b, valid_from=200)
+    assert len(theirs.links(now=300)) == 1
+    snapshot = theirs._engine.catalog.snapshot(("default", "default"))
+    ours.unlink(a, now=150)
+    assert (len(theirs.links(now=149)), len(theirs.links(now=150)), len(theirs.links(now=250))) == (1, 0, 0)
+    assert snapshot.links.valid(snapshot.seq, 250_000_000).tolist() == [False, True]  # as it was
     theirs.link(b, "y", a)
     theirs.unlink(a)
     assert told(ours.links()) == [(b, "y", a)]
@@ -433,6 +517,29 @@ def test_commits_without_rows_are_no_work_for_ever(tmp_path, monkeypatch):
 # Any calls in any order
 
 
+WINDOWS = (
+    (None, None), (None, None), (None, None), (None, 20), (None, 6), (None, -2), (-10, None), (5, None), (5, 20),
+    (12, 20), (-10, -2), (-10, 8), (-3, 5), (20, 30),
+)  # fmt: skip
+
+
+def shown(link: memcore.Link) -> tuple[Any, ...]:
+    return tuple(getattr(link, name) for name in memcore.Link.__slots__)
+
+
+def every_link(mem: memcore.Memory) -> list[memcore.Link]:
+    """Those that are over and that were ended, too."""
+    snapshot = mem._engine.catalog.snapshot(("default", "default"))
+    rows = np.flatnonzero(snapshot.links.seen(snapshot.seq))
+    return list(memcore.Links(link_table(snapshot.links, rows, names=snapshot.names, seq=snapshot.seq)))
+
+
+def told_of(link: dict[str, Any]) -> tuple[Any, ...]:
+    """A link of the model as the store shows it."""
+    times = (None if link[name] is None else at(link[name]) for name in ("made", "from", "to"))
+    return link["src"], link["relation"], link["dst"], link["attributes"] or {}, *times
+
+
 class Linked(RuleBasedStateMachine):
     """Against a plain model: memories that are here, forgotten or gone, and a list of links."""
 
@@ -440,8 +547,9 @@ class Linked(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "store" if self.on_disk else None
-        self.now = 1000.0
+        self.now = self.latest = 1000.0
         self.mem = self.opened()
+        self.other = memcore.open(embedder=None)
         self.levels: dict[str, int] = {}
         self.state: dict[str, str] = {}
         self.links: list[dict[str, Any]] = []
@@ -453,23 +561,26 @@ class Linked(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.mem.close()
+        self.other.close()
         self.folder.cleanup()
 
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.state)))
 
-    def holds(self, link: dict[str, Any], moment: float, *, known: float | None = None) -> bool:
+    def here(self, link: dict[str, Any]) -> bool:
+        return self.state[link["src"]] == self.state[link["dst"]] == "here"
+
+    def holds(self, link: dict[str, Any], moment: float) -> bool:
         return (
-            self.state[link["src"]] == self.state[link["dst"]] == "here"
+            self.here(link)
             and (link["from"] is None or link["from"] <= moment)
             and (link["to"] is None or link["to"] > moment)
-            and (known is None or link["made"] <= known)
         )
 
-    def lasts(self, link: dict[str, Any]) -> bool:
-        """Holds, or will later."""
-        begins = self.now if link["from"] is None else max(self.now, link["from"])
-        return self.holds(link, begins)
+    def end_of(self, link: dict[str, Any], moment: float) -> float | None:
+        """When it ends if it is ended at a moment; None if it has ended by then."""
+        ends = max(moment, link["made"], moment if link["from"] is None else link["from"])
+        return ends if self.here(link) and (link["to"] is None or link["to"] > ends) else None
 
     @rule(level=st.integers(0, 2))
     def remember(self, level: int) -> None:
@@ -480,48 +591,54 @@ class Linked(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         relation=st.sampled_from(("summarizes", "summarizes", "caused_by")),
-        attributes=st.sampled_from((None, None, {"n": 1})),
-        since=st.sampled_from((None, None, -10.0, 5.0)),
-        until=st.sampled_from((None, None, 20.0)),
+        attributes=st.sampled_from((None, None, {"n": 1}, {"n": 2})),
+        window=st.sampled_from(WINDOWS),
     )
-    def link(self, data: st.DataObject, relation: str, attributes: Any, since: Any, until: Any) -> None:
+    def link(self, data: st.DataObject, relation: str, attributes: Any, window: tuple[Any, Any]) -> None:
         src, dst = self.pick(data), self.pick(data)
-        times = {"from": since and self.now + since, "to": until and self.now + until}
+        base = self.now // 10 * 10  # so that the same times are told again
+        since, until = (None if offset is None else base + offset for offset in window)
 
         def call() -> memcore.Link:
-            return self.mem.link(
-                src, relation, dst, attributes=attributes, valid_from=times["from"], valid_to=times["to"]
-            )
+            return self.mem.link(src, relation, dst, attributes=attributes, valid_from=since, valid_to=until)
 
         if not self.state[src] == self.state[dst] == "here":
             with pytest.raises(memcore.NotFound):
                 call()
             return
-        made = call()
-        there = [
-            link
-            for link in self.links
-            if (link["src"], link["relation"], link["dst"]) == (src, relation, dst)
-            and self.lasts(link)
-            and (link["to"] is None or times["from"] is None or link["to"] > times["from"])
-            and (link["from"] is None or times["to"] is None or link["from"] < times["to"])
-        ]
-        assert len([link for link in there if self.holds(link, self.now)]) <= 1
+        made = shown(call())
+        others = [link for link in self.links if (link["src"], link["relation"], link["dst"]) == (src, relation, dst)]
         same = [
             link
-            for link in there
-            if attributes in (None, link["attributes"])
-            and (self.holds(link, self.now) if times["from"] is None else link["from"] == times["from"])
-            and times["to"] in (None, link["to"])
+            for link in others
+            if not link["ended"]
+            and attributes in (None, link["attributes"])
+            and until in (None, link["to"])
+            and (
+                self.holds(link, self.now)
+                if since is None
+                else link["from"] == since and (until is not None or link["to"] is None or link["to"] > self.now)
+            )
         ]
         if same:
-            assert made.created_at == at(same[0]["made"])
+            assert made == told_of(same[-1])
             return
-        for link in there:
-            link["to"] = max(self.now, link["from"] or self.now)
+        begins = self.now if since is None else max(self.now, since)
+        cut = []
+        for link in others if until is None or until > begins else ():
+            ends = self.end_of(link, begins)
+            if ends is not None and (until is None or link["from"] is None or link["from"] < until):
+                link.update(to=ends, ended=True)
+                cut.append(link)
+        if since is None and cut:
+            since = max(self.now, *(link["made"] for link in cut))
         self.links.append(
-            {"src": src, "relation": relation, "dst": dst, "attributes": attributes, "made": self.now, **times}
-        )
+            {
+                "src": src, "relation": relation, "dst": dst, "attributes": attributes, "made": self.now,
+                "from": since, "to": until, "ended": False,
+            }
+        )  # fmt: skip
+        assert made == told_of(self.links[-1])
 
     @precondition(lambda self: self.state)
     @rule(data=st.data(), relation=st.sampled_from((None, "summarizes")), named=st.booleans())
@@ -533,11 +650,11 @@ class Linked(RuleBasedStateMachine):
             if link["src"] == src
             and relation in (None, link["relation"])
             and dst in (None, link["dst"])
-            and self.lasts(link)
+            and self.end_of(link, self.now) is not None
         ]
         assert self.mem.unlink(src, relation, dst) == len(ended)
         for link in ended:
-            link["to"] = max(self.now, link["from"] or self.now)
+            link.update(to=self.end_of(link, self.now), ended=True)
 
     @precondition(lambda self: self.state)
     @rule(data=st.data(), erase=st.booleans())
@@ -578,9 +695,24 @@ class Linked(RuleBasedStateMachine):
             if state == "forgotten":
                 self.state[id] = "gone"
 
-    @rule(step=st.sampled_from((1.0, 6.0)))
+    @rule(later=st.sampled_from((-500.0, 0.0, 500.0)))
+    def export_and_import(self, later: float) -> None:
+        """Another store has all of it, whatever time it is there; also when it has what was exported before."""
+        path = Path(self.folder.name) / "x.jsonl"
+        self.mem.export(path)
+        for _ in range(2):
+            self.other.import_(path, now=self.now + later)
+            expected = sorted(filter(self.here, self.links), key=lambda link: link["src"])
+            found = sorted(every_link(self.other), key=lambda link: link.src_id)
+            known = {id for id, state in self.state.items() if state == "here"}
+            mine = [link for link in found if {link.src_id, link.dst_id} <= known]
+            assert [shown(link) for link in mine] == [told_of(link) for link in expected]
+
+    @rule(step=st.sampled_from((1.0, 6.0, 6.0, -4.0)))
     def wait(self, step: float) -> None:
+        """The clock may go back."""
         self.now += step
+        self.latest = max(self.latest, self.now)
 
     @precondition(lambda self: self.path)
     @rule()
@@ -590,18 +722,18 @@ class Linked(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        for as_of in (None, self.now - 3):
-            moment = self.now if as_of is None else as_of
-            expected = [
-                (
-                    link["src"], link["relation"], link["dst"], link["attributes"] or {}, at(link["made"]),
-                    link["from"] and at(link["from"]), link["to"] and at(link["to"]),
-                )
-                for link in self.links
-                if self.holds(link, moment, known=as_of)
-            ]  # fmt: skip
-            found = self.mem.links() if as_of is None else self.mem.links(as_of=as_of)
-            assert [tuple(getattr(link, name) for name in memcore.Link.__slots__) for link in found] == expected
+        for moment in (self.now - 7, self.now, self.now + 3, self.now + 14):
+            expected = [told_of(link) for link in self.links if self.holds(link, moment)]
+            assert [shown(link) for link in self.mem.links(now=moment)] == expected
+        then = self.now - 3
+        expected = [told_of(link) for link in self.links if self.holds(link, then) and link["made"] <= then]
+        assert [shown(link) for link in self.mem.links(as_of=then)] == expected
+
+    @invariant()
+    def from_now_on_no_two_hold(self) -> None:
+        for moment in (self.latest + wait for wait in (0, 2, 5, 9, 12, 20, 30)):
+            names = told(self.mem.links(now=moment))
+            assert len(names) == len(set(names))
 
 
 class LinkedOnDisk(Linked):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import memcore
+from memcore.store import codes as store_codes
 from memcore.store import segment
 from memcore.store.catalog import columns_of
+from memcore.store.codes import BLOCK, Coder
 from memcore.store.partition import SWEEP_SHARE, Partition
-from memcore.store.segment import FIXED, MUTABLE, NO_CODES, SPARSE, TEXTS, Segment, zeros
+from memcore.store.segment import FIXED, MUTABLE, SPARSE, TEXTS, Segment, zeros
 
 
 def rows(n: int, start: int = 0, dim: int = 2, **columns: Any) -> dict[str, Any]:
@@ -182,20 +185,84 @@ def test_seqs_are_found():
     assert [made.row_of(seq) for seq in (1, 4, 58, 0, 2, 59, 100)] == [0, 1, 19, None, None, None, None]
 
 
-def test_a_tail_has_no_codes_and_a_sealed_segment_has():
-    made = filled(rows(20))
-    assert made.codes() is NO_CODES
+def coded(made: Segment, n: int, rotation: Any = None) -> Any:
+    with mock.patch.object(segment, "LEAST_CODED", 4):
+        return made.codes(n, rotation)
+
+
+def test_the_codes_of_a_tail_grow_by_blocks_and_a_sealed_segment_has_all():
+    dim = 3
+    made = filled(rows(BLOCK + 5, dim=dim), dim=dim)
+    assert made.codes(BLOCK + 5, None).rows == BLOCK
+    assert coded(made, BLOCK - 1) is None
+    made.append(rows(BLOCK, BLOCK + 5, dim=dim), 0, BLOCK)
+    codes = made.codes(2 * BLOCK + 5, None)
+    assert codes.rows == 2 * BLOCK
+    assert made.codes(BLOCK + 5, None) is codes  # an older reader takes as many as it sees
+    whole = filled(rows(BLOCK + 5, dim=dim), rows(BLOCK, BLOCK + 5, dim=dim), dim=dim)
+    again = whole.codes(2 * BLOCK, None)
+    for name in ("scale", "missed", "left"):
+        ours, theirs = getattr(codes, name)[:, : 2 * BLOCK], getattr(again, name)[:, : 2 * BLOCK]
+        assert np.array_equal(ours, theirs)
+    for ours, theirs in zip(codes.slabs, again.slabs, strict=True):
+        assert np.array_equal(ours[: 2 * BLOCK], theirs[: 2 * BLOCK])
     made.seal()
-    codes, scale, missed = made.codes()
-    assert (codes.shape, scale.shape, missed.shape) == ((20, 2), (20,), (20,))
-    assert made.codes()[0] is codes
-    assert not codes.flags.writeable
+    assert made.codes(made.n, None).rows == made.n
+    few = filled(rows(20))
+    assert few.codes(20, None) is None
+    assert coded(few, 20) is None  # not a block
+    few.seal()
+    assert few.codes(20, None) is None
+    assert coded(few, 20).rows == 20
     without = filled(rows(20, dim=0), dim=0)
     without.seal()
-    assert without.codes() is NO_CODES
+    assert coded(without, 20) is None
     without.widen(3)
     assert without.view().columns["vector"].tolist() == [[0.0] * 3] * 20
-    assert without.codes()[0].shape == (20, 3)
+    assert coded(without, 20).rows == 20
+
+
+def test_what_a_block_of_codes_tells_of_its_rows():
+    n = BLOCK + 7
+    batch = rows(n)
+    batch["event_time"] = np.random.default_rng(0).permutation(n).astype(np.int64)
+    batch["importance"] = np.random.default_rng(1).random(n).astype(np.float32)
+    made = filled(batch)
+    made.seal()
+    codes = made.codes(n, None)
+    blocks = (slice(0, BLOCK), slice(BLOCK, n))
+    assert codes.newest.tolist() == [batch["event_time"][block].max() for block in blocks]
+    assert codes.heaviest.tolist() == [batch["importance"][block].max() for block in blocks]
+    assert codes.nbytes() == n * (2 + 4 * (3 + 3 + 2)) + 2 * 12
+
+
+def test_one_rotation_for_all_fitted_to_the_first_segment_that_is_large_enough():
+    rng = np.random.default_rng(0)
+    dim, n = 130, 300
+    spread = np.linspace(3, 0.1, dim)
+    turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    batch = rows(n, dim=dim)
+    vectors = rng.standard_normal((n, dim)) * spread @ turn
+    batch["vector"] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    first, small, other = filled(batch, dim=dim), filled(rows(50, dim=dim), dim=dim), filled(batch, dim=dim)
+    coder = Coder()
+    with mock.patch.multiple(store_codes, FITTED=100), mock.patch.object(segment, "LEAST_CODED", 4):
+        small.seal()
+        assert coder.codes(small, 50).rotation is None  # too few rows to go by
+        assert coder.codes(first, n) is None
+        first.seal()
+        codes = coder.codes(first, n)
+        assert codes.rotation is coder.rotation
+        other.seal()
+        assert coder.codes(other, n).rotation is coder.rotation
+        narrow = filled(rows(n, dim=2))
+        narrow.seal()
+        assert coder.codes(narrow, n).rotation is None
+    matrix = coder.rotation.matrix
+    assert np.abs(matrix.T @ matrix - np.eye(dim)).max() < 1e-12
+    rotated = batch["vector"] @ matrix
+    assert (np.diff((rotated**2).sum(axis=0)) <= 1e-6).all()  # the most of the rows first
+    assert codes.left[0].mean() < 0.5 < np.linalg.norm(batch["vector"][:, 64:], axis=1).mean()
 
 
 # Partitions

@@ -179,6 +179,122 @@ def test_what_a_crash_leaves_is_no_problem(store):
     ]
 
 
+@pytest.fixture
+def put_back(tmp_path):
+    """A store over whose newer files an older catalog was put: one of segments with two new rows, one of the cold tier
+    with one.
+    """
+    path = tmp_path / "put back é"
+    with memcore.open(path, embedder=None) as mem:
+        mem.remember("an old row")
+        mem.compact()
+    older = (path / CATALOG).read_bytes()
+    before = set(files_of(path))
+    with memcore.open(path, embedder=None) as mem:
+        mem.remember_many(["a new row", "another new row"])
+        mem.remember("a new row that has faded", importance=0.1, event_time=1)
+        assert mem.prune().count == 1
+        mem.compact()
+    newer = (path / CATALOG).read_bytes()
+    (path / CATALOG).write_bytes(older)
+    cold, segment = sorted(name for name in set(files_of(path)) - before if not name.startswith("aside"))
+    return path, segment, cold, newer
+
+
+def files_of(path: Path) -> list[str]:
+    return sorted(
+        file.relative_to(path).as_posix() for file in path.rglob("*") if file.suffix in (".arrow", ".parquet")
+    )
+
+
+def test_files_that_are_newer_than_a_catalog_that_was_put_back_are_never_deleted(put_back):
+    path, segment, cold, newer = put_back
+    asks = "put the one back that was written with it; a repair puts it aside, and goes on without these rows"
+    wanted = [
+        f"{segment}: holds 2 rows later than the catalog: an older catalog was put back?; {asks}",
+        f"{cold}: holds 1 row later than the catalog: an older catalog was put back?; {asks}",
+    ]
+    assert list(map(str, memcore.verify(path).problems)) == wanted
+    with memcore.open(path, embedder=None) as mem:
+        assert [record.content for record in mem.list()] == ["an old row"]
+        mem.compact()
+        assert list(map(str, mem.verify().problems)) == wanted
+    (path / CATALOG).write_bytes(newer)
+    assert memcore.verify(path).ok
+    with memcore.open(path, embedder=None) as mem:
+        assert len(mem.list(tiers=("hot", "cold"))) == 4
+
+
+def test_they_are_kept_also_when_the_older_catalog_has_gone_on(put_back):
+    """What was written since has the same seqs."""
+    path, segment, cold, _ = put_back
+    with memcore.open(path, embedder=None) as mem:
+        mem.remember_many([f"written since {i}" for i in range(10)])
+        mem.compact()
+        mem.forget(mem.list()[:2])
+        mem.compact()
+        assert {segment, cold} <= set(files_of(path))
+        assert [str(problem).partition(" row")[0] for problem in mem.verify().problems] == [
+            f"{segment}: holds 2",
+            f"{cold}: holds 1",
+        ]
+    fixed = memcore.verify(path, repair=True)
+    assert (fixed.ok, fixed.repair.lost) == (True, {"later_rows": 3})
+    assert memcore.verify(path).checked["rows"] == 9
+
+
+def test_a_repair_puts_files_aside_that_are_newer_than_the_catalog(put_back):
+    path, segment, cold, _ = put_back
+    held = [(path / name).read_bytes() for name in (segment, cold)]
+    fixed = memcore.verify(path, repair=True)
+    assert (fixed.ok, fixed.repair.lossless, fixed.repair.lost) == (True, False, {"later_rows": 3})
+    assert {segment, cold} <= set(fixed.repair.moved)
+    assert [(path / fixed.repair.aside / name).read_bytes() for name in (segment, cold)] == held
+    assert (
+        f"{segment} holds 2 rows later than the catalog: if an older catalog was put back, they are in no other file "
+        f"than that in {fixed.repair.aside}"
+    ) in fixed.repair.notes
+    assert not {segment, cold} & set(files_of(path))
+    with memcore.open(path, embedder=None) as mem:
+        assert [record.content for record in mem.list()] == ["an old row"]
+        assert mem.import_(path / fixed.repair.aside / cold).new == 1
+
+
+def test_files_that_are_not_memcores_stay(store):
+    mine = [
+        store / "segments" / "mine.arrow",
+        store / "segments" / "mine.arrow.part",
+        store / "segments" / "0123456789ABCDEF.arrow",
+        store / "cold" / "mine.parquet",
+        store / "cold" / "tenant=acme" / "month=2026-03" / "mine.parquet",
+        store / "cold" / ".0123.parquet.part",
+        store / "mine.part",
+    ]
+    left = [
+        store / "segments" / "0123456789abcdef.arrow",
+        store / "segments" / ".0123456789abcdef.arrow.part",
+        store / "cold" / "tenant=acme" / "month=2026-03" / "0123456789abcdef.parquet",
+        store / "cold" / ".0123456789abcdef.parquet.part",
+    ]
+    for file in (*mine, *left):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"half")
+    report = memcore.verify(store)
+    assert report.ok
+    assert [note.partition(" ")[0] for note in report.notes] == ["nothing", "not"]
+    assert " and 1 more: a crash has left them" in report.notes[0]
+    assert report.notes[1].endswith(" and 4 more")
+    with memcore.open(store, embedder=None) as mem:
+        mem.compact()
+    assert [file for file in left if file.exists()] == []
+    (store / "segments" / "0123456789abcdef.arrow").write_bytes(b"half")
+    change(store, "UPDATE parts SET rows = rows - 1")
+    assert memcore.verify(store, repair=True).ok
+    (store / CATALOG).unlink()
+    assert memcore.verify(store, repair=True).ok
+    assert [file.read_bytes() for file in mine if file.exists()] == [b"half"] * len(mine)
+
+
 def test_a_store_in_ram_is_checked_too():
     mem = memcore.open(embedder=None)
     first = mem.remember("A", kind="semantic", key="k")
@@ -201,8 +317,18 @@ def test_a_store_in_ram_is_checked_too():
 
 @pytest.mark.parametrize("repair", [False, True])
 def test_what_is_no_store_is_an_error(tmp_path, repair):
-    with pytest.raises(StoreError, match=r"none is no store; pass the directory of one$"):
-        memcore.verify(tmp_path / "none", repair=repair)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, why in (
+        ("none", "is no store: No such file or directory; pass the directory of one"),
+        ("file", "is no store: Not a directory; pass the directory of one"),
+        ("empty", "is no store: there is no catalog.sqlite in it; pass the directory of one"),
+        ("loop", "leads from link to link in a circle; a store is a directory: pass another path"),
+    ):
+        with pytest.raises(StoreError) as raised:
+            memcore.verify(tmp_path / name, repair=repair)
+        assert str(raised.value) == f"{tmp_path / name} {why}"
     assert not (tmp_path / "none").exists()
 
 
@@ -300,6 +426,27 @@ def test_a_damaged_wal_is_refused_when_the_store_is_opened(live, tmp_path):
         "restore the store from an export"
     )
     assert (copy / f"{CATALOG}-wal").read_bytes() == before
+
+
+def test_a_frame_of_the_wal_that_calls_itself_a_page_of_no_store(live, tmp_path):
+    """Its number may be any up to 2³², and that many pages are not looked for."""
+    store = tmp_path / "store"
+    shutil.copytree(live, store)
+    wal = store / f"{CATALOG}-wal"
+    dump = bytearray(wal.read_bytes())
+    frames = (len(dump) - 32) // (24 + 4096)
+    at = 32 + frames // 2 * (24 + 4096)
+    dump[at : at + 4] = b"\xff\xff\xff\xfe"
+    wal.write_bytes(dump)
+    (store / f"{CATALOG}-shm").unlink(missing_ok=True)
+    image = pages.Image(store / CATALOG)
+    assert image.uncertain
+    assert len(list(image.orphans())) > 0  # nothing was walked, so all rows of tables
+    report = memcore.verify(store, repair=True)
+    assert report.ok
+    assert report.found
+    with memcore.open(store, embedder=None) as mem:
+        assert mem.scopes()
 
 
 def test_a_torn_end_of_the_wal_is_no_damage(live, tmp_path):
@@ -433,6 +580,9 @@ def test_case_E5_the_first_100_bytes_of_the_catalog_are_replaced(store, whole, t
 
 @pytest.mark.parametrize("damage", ["missing", "empty"])
 def test_case_E5_without_the_catalog_what_the_segments_hold_goes_on(store, damage):
+    with sqlite3.connect(store / CATALOG) as connection:
+        (last,) = connection.execute("SELECT max(last_seq) FROM parts").fetchone()
+    connection.close()
     (store / CATALOG).unlink()
     if damage == "empty":
         (store / CATALOG).touch()
@@ -445,6 +595,10 @@ def test_case_E5_without_the_catalog_what_the_segments_hold_goes_on(store, damag
     assert fixed.ok
     assert fixed.checked["rows"] == fixed.repair.kept["rows"] == 8 * 18
     assert fixed.repair.rebuilt["names"] == 4
+    assert (
+        f"how many rows of the journal are lost is not known: nothing that is left tells of rows behind seq {last}, up "
+        "to which they lie in files"
+    ) in fixed.repair.notes
     with memcore.open(store, embedder=None) as mem:
         assert mem.scopes() == [("acme", "default"), ("ação", "default")]
         record = mem.scope("ação", session_id="s2").list(where={"metadata.i": 13})[-1]

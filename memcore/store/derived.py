@@ -1,0 +1,178 @@
+"""Where are the codes of segment files kept, so that the next process need not make them? In `derived/`, as files.
+
+A file holds the codes of one part of a segment file, and is named for it: the codes' arrays, mapped when they are read,
+so that a store of a million rows can be searched without reading its vectors. It tells the rotation that the codes are
+for, which lies in a file of its own, one for the store. All of this can be deleted: it is made again, which costs time
+and never data. A file that does not fit, or cannot be read, counts as not there.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memcore.store.codes import Coder, Codes, Rotation
+from memcore.store.files import Source, appearing, on_disk
+from memcore.store.segment import Segment
+
+LEAST_KEPT = 4096  # rows from which codes are kept: fewer are coded in a few milliseconds
+_FORMAT = 1
+_ROTATION = "rotation.npy"
+_DTYPES: dict[str, npt.DTypeLike] = {
+    "slab0": np.int8, "slab1": np.int8, "slab2": np.int8, "scale": np.float32, "missed": np.float32, "left": np.float32,
+    "newest": np.int64, "heaviest": np.float32,
+}  # fmt: skip
+
+
+def name_of(source: Source) -> str:
+    """The name of the file with the codes of a part of a segment file."""
+    return f"{Path(source.file).stem}-{source.start}.arrow"
+
+
+def segment_of(name: str) -> str:
+    """The segment file that a file of codes is for."""
+    return f"{name.partition('-')[0]}.arrow"
+
+
+def _arrays(codes: Codes) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    yield from zip(_DTYPES, (*codes.slabs, codes.scale, codes.missed, codes.left), strict=False)
+    yield "newest", codes.newest
+    yield "heaviest", codes.heaviest
+
+
+def write(folder: Path, source: Source, codes: Codes) -> None:
+    """Keeps the codes of all rows of a part, which have room for no more."""
+    folder.mkdir(exist_ok=True)
+    arrays = dict(_arrays(codes))
+    about = {
+        "format": _FORMAT,
+        "rows": codes.rows,
+        "ends": codes.ends,
+        "rotation": None if codes.rotation is None else codes.rotation.name,
+        "crcs": {name: zlib.crc32(array.tobytes()) for name, array in arrays.items()},
+    }
+    # One cell a column: an array's bytes, which begin at a multiple of 64.
+    schema = pa.schema([(name, pa.large_binary()) for name in arrays], {"memcore_codes": json.dumps(about)})
+    cells = [pa.array([array.tobytes()], pa.large_binary()) for array in arrays.values()]
+    path = folder / name_of(source)
+    with appearing(path) as part:
+        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays(cells, schema=schema))
+        on_disk(part)  # or a crash of the system could leave the name with other bytes
+        part.replace(path)
+
+
+def read(folder: Path, source: Source, rows: int, dim: int, rotation: Rotation | None) -> Codes | None:
+    """The codes of a part, mapped; None if there are none that fit."""
+    with suppress(OSError, pa.ArrowException, ValueError, KeyError, TypeError):
+        about, cells = _opened(folder / name_of(source))
+        name = about["rotation"]
+        if (
+            about["format"] != _FORMAT
+            or about["rows"] != rows
+            or (name and (rotation is None or rotation.name != name))
+        ):
+            return None
+        return Codes.of(rows, dim, rotation if name else None, {n: cells[n].view(t) for n, t in _DTYPES.items()})
+    return None
+
+
+def of(folder: Path, segment: Segment, rotation: Rotation | None) -> Codes | None:
+    """The codes that are kept of a segment, if it lies in a segment file."""
+    source = segment.source
+    return read(folder, source, segment.n, segment.dim, rotation) if isinstance(source, Source) else None
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.uint8]]]:
+    with pa.memory_map(str(path), "rb") as file:
+        batch = pa.ipc.open_file(file).get_batch(0)
+    cells = {}
+    for name in batch.schema.names:
+        _, offsets, data = batch.column(name).buffers()
+        first, last = np.frombuffer(offsets, np.int64, 2)
+        cells[name] = np.frombuffer(data, np.uint8, last - first, first) if last > first else np.empty(0, np.uint8)
+    return json.loads(batch.schema.metadata[b"memcore_codes"]), cells
+
+
+def damaged(path: Path) -> bool:
+    """Whether a file of codes is not as it was written."""
+    try:
+        about, cells = _opened(path)
+        return bool({name: zlib.crc32(cell.tobytes()) for name, cell in cells.items()} != about["crcs"])
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
+        return True
+
+
+def read_rotation(folder: Path, dim: int) -> Rotation | None:
+    """The store's rotation, if it has one of this width."""
+    with suppress(OSError, ValueError, EOFError):
+        matrix = np.load(folder / _ROTATION)
+        if matrix.shape == (dim, dim) and matrix.dtype == np.float64 and _orthonormal(matrix):
+            return Rotation(np.ascontiguousarray(matrix))
+    return None
+
+
+def _orthonormal(matrix: npt.NDArray[np.float64]) -> bool:
+    """A damaged one would make results wrong."""
+    return bool(np.abs(matrix.T @ matrix - np.eye(len(matrix))).max() < 1e-9)
+
+
+def write_rotation(folder: Path, rotation: Rotation) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / _ROTATION
+    with appearing(path) as part:
+        with part.open("wb") as file:
+            np.save(file, rotation.matrix)
+        on_disk(part)
+        part.replace(path)
+
+
+def lacks(coder: Coder, segment: Segment) -> bool:
+    """Whether a segment's codes are still to be kept, as far as this process knows."""
+    source = segment.source
+    if coder.folder is None or not isinstance(source, Source) or segment.n < LEAST_KEPT or not segment.dim:
+        return False
+    name = name_of(source)
+    return name not in coder.kept or not (coder.folder / name).exists()
+
+
+def keep(coder: Coder, segments: Iterable[Segment], stopping: Callable[[], bool]) -> None:
+    """Makes the codes of segments that lie in files, and keeps them where they are not kept yet. Not under the lock.
+
+    All processes take the rotation that is kept first; who has made codes with another one makes them anew.
+    """
+    for segment in segments:
+        folder, source = coder.folder, segment.source
+        if stopping():
+            return
+        if folder is None or not isinstance(source, Source) or not lacks(coder, segment):
+            continue
+        codes = coder.codes(segment, segment.n)
+        if codes is not None and codes.rotation is not None:
+            there = read_rotation(folder, segment.dim)
+            if there is None:
+                write_rotation(folder, codes.rotation)
+            elif there.name != codes.rotation.name:
+                coder.rotation, segment.coded = there, None
+                codes = coder.codes(segment, segment.n)
+        if codes is None:
+            continue
+        if read(folder, source, segment.n, segment.dim, codes.rotation) is None:
+            write(folder, source, codes)
+        segment.coded = read(folder, source, segment.n, segment.dim, codes.rotation) or codes
+        coder.kept.add(name_of(source))
+
+
+def tidy(folder: Path, named: set[str]) -> None:
+    """Removes the codes of segment files that there are no more."""
+    for path in folder.glob("*.arrow") if folder.is_dir() else ():
+        if segment_of(path.name) not in named:
+            path.unlink(missing_ok=True)

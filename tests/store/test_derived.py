@@ -1,0 +1,190 @@
+"""Codes that are kept beside the segment files: found by the next process, made anew without, gone with their rows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memcore
+from memcore.store import codes, derived, directory, segment
+
+DIM, ROWS = 130, 120
+RNG = np.random.default_rng(0)
+VECTORS = RNG.standard_normal((3 * ROWS, DIM)) * np.linspace(3, 0.1, DIM)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Segments of a few rows have codes, kept ones, and a rotation."""
+    monkeypatch.setattr(segment, "ROWS", ROWS)
+    monkeypatch.setattr(segment, "LEAST_CODED", 8)
+    monkeypatch.setattr(codes, "FITTED", 50)
+    monkeypatch.setattr(derived, "LEAST_KEPT", 16)
+
+
+def filled(path: Any, n: int = 2 * ROWS) -> memcore.Memory:
+    mem = memcore.open(path, embedder=None, clock=lambda: 1.8e9)
+    mem.remember_many(
+        [{"content": f"row {i}", "vector": VECTORS[i], "event_time": 1.7e9 + i, "importance": 0.5} for i in range(n)]
+    )
+    return mem
+
+
+def answers(mem: memcore.Memory) -> list[list[tuple[str, float]]]:
+    return [[(hit.content, hit.total_score) for hit in mem.recall(vector=v, k=9)] for v in VECTORS[:20]]
+
+
+def kept(path: Any) -> list[str]:
+    return sorted(file.name for file in (path / "derived").iterdir())
+
+
+def coded(mem: memcore.Memory) -> list[Any]:
+    (partition,) = mem._engine.catalog.partitions.values()
+    return [segment.coded for segment in partition.shown.segments]
+
+
+def mapped(one: Any) -> bool:
+    """Whether its arrays are a file's bytes."""
+    return not one.slabs[0].flags.owndata and not one.slabs[0].flags.writeable
+
+
+def test_the_next_process_finds_them(tmp_path):
+    with filled(tmp_path) as mem:
+        expected = answers(mem)
+        mem.compact()
+        assert answers(mem) == expected
+        names = kept(tmp_path)
+        rotation = mem._engine.catalog.coder.rotation.name
+    assert len(names) == 3
+    assert names[-1] == "rotation.npy"
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        assert answers(mem) == expected
+        assert mem.recall(vector=VECTORS[0]).explain()["codes_read"][0] > 0
+        assert all(mapped(one) for one in coded(mem))
+        assert {one.rotation.name for one in coded(mem)} == {rotation}
+    assert kept(tmp_path) == names
+
+
+def emptied(path: Any) -> None:
+    for file in path.iterdir():
+        file.unlink()
+
+
+def cut(path: Any) -> None:
+    for file in path.iterdir():
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def garbled(path: Any) -> None:
+    for file in path.iterdir():
+        file.write_bytes(b"not the codes of anything")
+
+
+def turned(path: Any) -> None:
+    """Another rotation than the codes are for."""
+    np.save(path / "rotation.npy", np.linalg.qr(RNG.standard_normal((DIM, DIM)))[0])
+
+
+def bent(path: Any) -> None:
+    """A matrix that is no rotation would make results wrong."""
+    np.save(path / "rotation.npy", RNG.standard_normal((DIM, DIM)))
+
+
+def mixed_up(path: Any) -> None:
+    """The codes of another part, of as many rows, under this one's name: what the file says of itself is of no help."""
+    for file in path.glob("*.arrow"):
+        data = file.read_bytes()
+        file.write_bytes(data.replace(b'"rows": 120', b'"rows": 121'))
+
+
+@pytest.mark.parametrize("damage", [emptied, cut, garbled, turned, bent, mixed_up])
+def test_without_them_all_is_as_it_was_and_they_are_made_anew(tmp_path, damage):
+    with filled(tmp_path) as mem:
+        mem.compact()
+        expected = answers(mem)
+        names = kept(tmp_path)
+    damage(tmp_path / "derived")
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        assert answers(mem) == expected
+        assert not any(mapped(one) for one in coded(mem))
+        assert mem.verify().ok
+        mem.compact()
+        assert kept(tmp_path) == names
+        assert answers(mem) == expected
+        assert all(mapped(one) for one in coded(mem))
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        assert answers(mem) == expected
+        assert all(mapped(one) for one in coded(mem))
+
+
+def test_a_process_that_fitted_another_rotation_takes_the_one_that_is_kept(tmp_path):
+    ours = filled(tmp_path)
+    opened = directory._open.pop(tmp_path.resolve())  # so that the next is another catalog, as in another process
+    theirs = memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9)
+    expected = answers(ours)
+    assert answers(theirs) == expected
+    other = codes.Rotation(np.linalg.qr(RNG.standard_normal((DIM, DIM)))[0])
+    for one in theirs._engine.catalog.partitions.values():
+        for part in one.shown.segments:
+            part.coded = None
+    theirs._engine.catalog.coder.rotation = other
+    assert answers(theirs) == expected
+    ours.compact()
+    assert answers(theirs) == expected
+    theirs.compact()
+    assert answers(theirs) == expected
+    assert {one.rotation.name for one in coded(theirs)} == {ours._engine.catalog.coder.rotation.name}
+    theirs.close()
+    directory._open[tmp_path.resolve()] = opened
+    ours.close()
+
+
+def test_they_go_with_their_rows(tmp_path):
+    with filled(tmp_path) as mem:
+        mem.compact()
+        before = kept(tmp_path)
+        mem.forget(where={"content": "row 3"}, erase=True)
+        mem.compact()
+        after = kept(tmp_path)
+        assert len(after) == 3
+        assert set(before) & set(after) == {"rotation.npy"}  # the two parts of one file, which was written anew
+        mem.forget(everything=True, erase=True)
+        mem.compact()
+        assert kept(tmp_path) == ["rotation.npy"]
+
+
+def test_the_background_keeps_them_too(tmp_path, monkeypatch):
+    from memcore.store import maintenance
+
+    monkeypatch.setattr(maintenance, "SEAL_ROWS", ROWS)
+    with filled(tmp_path) as mem:
+        mem._engine.directory.maintenance.work(0)
+        assert len(kept(tmp_path)) >= 2
+        stamp = {name: (tmp_path / "derived" / name).stat().st_mtime_ns for name in kept(tmp_path)}
+        mem._engine.directory.maintenance.work(0)
+        assert {name: (tmp_path / "derived" / name).stat().st_mtime_ns for name in kept(tmp_path)} == stamp
+
+
+def test_small_parts_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(derived, "LEAST_KEPT", 1000)
+    with filled(tmp_path) as mem:
+        mem.compact()
+        assert answers(mem)
+        assert not (tmp_path / "derived").exists()
+
+
+def test_many_threads_find_the_codes_at_once(tmp_path):
+    with filled(tmp_path) as mem:
+        mem.compact()
+        expected = answers(mem)
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.append(answers(mem))) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [expected] * 6
