@@ -22,6 +22,7 @@ from memcore.gate import KINDS
 from memcore.lifecycle import prune as pruning
 from memcore.lifecycle.prune import PruneReport
 from memcore.schema import Link, Links, Record, Records
+from memcore.search.ask import Ask
 from memcore.search.filter import All, Where, compile_where, passing
 from memcore.store import moving, portable
 from memcore.store.catalog import Catalog, Commit
@@ -35,12 +36,12 @@ from memcore.store.writes import Write, prepare_of, writes
 if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first recall should pay and no other call
     from memcore.embed.protocol import Embedder, EmbedderSpec
     from memcore.lifecycle.reembed import ReembedReport
-    from memcore.search.exact import Ask
     from memcore.search.result import Recall
     from memcore.store.verify import VerifyReport
 
 EPISODIC = KINDS.index("episodic")
 RECALLED = ("episodic", "semantic")
+_RECALLED = frozenset(map(KINDS.index, RECALLED))
 HOT = ("hot",)
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -358,9 +359,9 @@ class Scope:
         from memcore.search import exact, result
 
         if query is None:
-            asked, snapshot = None, self._snapshot(tiers)
+            asked, snapshot = None, self._snapshot(tiers, counted=condition is not None)
         else:
-            embedded, snapshot = self._embed_queries([query], tiers)
+            embedded, snapshot = self._embed_queries([query], tiers, counted=condition is not None)
             asked = embedded[0]
         if vector is not None:
             asked = gate.vector(vector, dim=snapshot.dim or None)
@@ -411,9 +412,9 @@ class Scope:
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
         if queries is not None:
-            embedded, snapshot = self._embed_queries(queries, tiers)
+            embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
         else:
-            snapshot = self._snapshot(tiers)
+            snapshot = self._snapshot(tiers, counted=condition is not None)
             embedded = gate.vectors(vectors, rows=None, dim=snapshot.dim or None, what="vectors")
         if scopes is None:
             return self._recall_many(snapshot, selection, condition, embedded, ask)
@@ -421,7 +422,8 @@ class Scope:
         for scope, places in self._shared_out(scopes, len(embedded)).items():
             session, role = scope._narrowing()
             mine = replace(selection, session=session, role=role)
-            found = scope._recall_many(scope._snapshot(tiers), mine, condition, embedded[places], ask)
+            there = scope._snapshot(tiers, counted=condition is not None)
+            found = scope._recall_many(there, mine, condition, embedded[places], ask)
             for place, hits in zip(places, found, strict=True):
                 many[place] = hits
         return many
@@ -979,7 +981,7 @@ class Scope:
             """An update keeps a message's place."""
             if snapshot.cell(position, "version") == 1:
                 return position
-            versions = snapshot.positions_with({snapshot.name(position)}).tolist()
+            versions: builtins.list[int] = snapshot.positions_with({snapshot.name(position)}).tolist()
             return next(version for version in versions if snapshot.sees(version, every))
 
         return [snapshot.record(position) for position in sorted(positions, key=first_said)]
@@ -1063,7 +1065,8 @@ class Scope:
 
     def _selection(self, kinds: Sequence[str], now: int, as_of: int | None, **more: bool) -> Selection:
         session, role = self._narrowing()
-        return Selection(frozenset(KINDS.index(kind) for kind in kinds), now, session, role, as_of, **more)
+        codes = _RECALLED if kinds is RECALLED else frozenset(KINDS.index(kind) for kind in kinds)
+        return Selection(codes, now, session, role, as_of, **more)
 
     def _asked(
         self,
@@ -1079,8 +1082,6 @@ class Scope:
         min_similarity: object,
         min_score: object,
     ) -> tuple[Ask, Selection, Where | All | None]:
-        from memcore.search.exact import Ask
-
         engine = self._engine
         gate.choice(relevance, "relevance", ("cosine",))
         moment, then = self._moments(now, as_of)
@@ -1092,10 +1093,10 @@ class Scope:
             min_similarity=-np.inf if min_similarity is None else gate.number(min_similarity, "min_similarity"),
             min_score=-np.inf if min_score is None else gate.number(min_score, "min_score"),
         )
-        selection = self._selection(gate.kinds(kinds), moment, then)
+        selection = self._selection(RECALLED if kinds is RECALLED else gate.kinds(kinds), moment, then)
         return ask, selection, None if where is None else compile_where(where)
 
-    def _embed_queries(self, queries: Sequence[object], tiers: Sequence[str]) -> tuple[F32, Snapshot]:
+    def _embed_queries(self, queries: Sequence[object], tiers: Sequence[str], *, counted: bool) -> tuple[F32, Snapshot]:
         """Queries as vectors, and a snapshot whose vectors the same embedder has made."""
         engine = self._engine
         texts = [gate.query(query) for query in queries]
@@ -1107,17 +1108,17 @@ class Scope:
                     "embedder"
                 )
             made = engine.embed(texts, "query")
-            snapshot = self._snapshot(tiers)
+            snapshot = self._snapshot(tiers, counted=counted)
             if engine.catalog.fingerprint != embedder.fingerprint:
                 engine.check_embedder()
             if engine.embedder is embedder:  # or `reembed` has come in between
                 return np.zeros((0, snapshot.dim), np.float32) if made is None else made, snapshot
 
-    def _snapshot(self, tiers: str | Sequence[str]) -> Snapshot:
-        """What readers see of some tiers, which the gate has passed."""
+    def _snapshot(self, tiers: str | Sequence[str], *, counted: bool = True) -> Snapshot:
+        """What readers see of some tiers, which the gate has passed; `counted` as of `Catalog.snapshot`."""
         catalog = self._engine.catalog
         if "cold" not in tiers:
-            return catalog.snapshot(self._name)
+            return catalog.snapshot(self._name, counted=counted)
         return catalog.whole(self._name, hot="hot" in tiers)
 
     def _prune(

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import naive
+from memcore_kernels import codes
 
 PLAIN = os.environ.get("NUMBA_DISABLE_JIT") == "1"  # kernels run as plain Python
 NOW = 1_790_000_000_000_000  # µs
@@ -124,3 +125,10 @@ def queries(draw: st.DrawFn, vectors: np.ndarray) -> np.ndarray:
         return unit_rows(rng, 1, d, draw(st.sampled_from(KINDS)))[0]
     row = vectors[rng.integers(0, n)]
     return row.copy() if kind == "row" else -row
+
+
+def query_codes(query, ends):
+    """A query as the kernel codes it: its numbers, and what is told of each slab."""
+    numbers, told = np.full(query.size, 99, np.int16), np.full((3, 4), 7.0)
+    codes.code_query(query, np.array(ends, np.int64), numbers, told)
+    return numbers, told

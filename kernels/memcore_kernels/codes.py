@@ -28,7 +28,7 @@ I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 SLABS = 3
-STEP, MISSED, NORM, LEFT = 0, 1, 2, 3  # what `query_codes` tells of a slab
+STEP, MISSED, NORM, LEFT = 0, 1, 2, 3  # what `code_query` tells of a slab
 UP = 1.000002  # norms of rows and queries are 1 within 1e-6, and every norm is rounded up, so that a bound stays one
 BOUND_ERROR = 4e-6  # of a bound for float32 rounding: a dozen sums of terms that are at most 4 together
 _LEAST = 1e-30  # numbers whose peak is no more have no codes, since their unit has no inverse in float32
@@ -82,27 +82,45 @@ def quantise(
             missed[slab, to] = np.float32(np.sqrt(rest) * UP)
 
 
-def query_codes(query: F64, ends: tuple[int, ...]) -> tuple[I16, F64]:
-    """A query float64 `(d,)`, rotated as the rows are, as int16 codes `(d,)`, and what is to be known of each slab:
-    float64 `(3, 4)`, the step of its codes, the norms of what they miss, of the slab, and of what lies behind it.
+@kernel
+def turned(query: F32, matrix: F64, out: F64) -> None:
+    """out = query @ matrix: float32 `(d,)`, float64 `(d, d)` and, out, `(d,)`.
+
+    Not by NumPy: BLAS's threads spin for a while after a call, and a scan of 0.3 ms then takes 1.6 ms.
+    """
+    out[:] = 0
+    for i in range(query.size):
+        share, row = np.float64(query[i]), matrix[i]
+        for j in range(out.size):
+            out[j] += share * row[j]
+
+
+@exact_kernel
+def code_query(query: F64, ends: I64, numbers: I16, told: F64) -> None:
+    """A query float64 `(d,)`, turned as the rows are, as `numbers` int16 `(d,)`, and what is to be known of each slab:
+    `told` float64 `(3, 4)`, the step of its codes, the norms of what they miss, of the slab, and of what lies behind.
+    `ends` int64 `(3,)` as of `cuts`.
 
     The codes are small enough for sums over any d to fit int32.
     """
-    numbers = np.zeros(query.size, dtype=np.int16)
-    told = np.zeros((SLABS, 4))
     most = min(8000.0, (2.0**31 - 1) / (128 * max(query.size, 1)))
-    begin = 0
-    for slab, end in enumerate(ends):
-        mine = query[begin:end]
-        step = float(np.abs(mine).max(initial=0)) / most
-        if step > 0:
-            codes = np.rint(mine / step)
-            numbers[begin:end] = codes
-            rest = mine - codes * step
-            told[slab, :NORM] = step, np.sqrt(rest @ rest) * UP
-        told[slab, NORM:] = np.sqrt(mine @ mine) * UP, np.sqrt(query[end:] @ query[end:]) * UP
-        begin = end
-    return numbers, told
+    behind = 0.0
+    for slab in range(SLABS - 1, -1, -1):
+        begin = ends[slab - 1] if slab else 0
+        end = ends[slab]
+        peak, norm, rest = 0.0, 0.0, 0.0
+        for j in range(begin, end):
+            peak = max(peak, abs(query[j]))
+            norm += query[j] * query[j]
+        step = peak / most
+        for j in range(begin, end):
+            whole = np.rint(query[j] / step) if step > 0 else 0.0
+            numbers[j] = np.int16(whole)
+            off = query[j] - whole * step
+            rest += off * off
+        told[slab, STEP], told[slab, MISSED] = step, np.sqrt(rest) * UP
+        told[slab, NORM], told[slab, LEFT] = np.sqrt(norm) * UP, np.sqrt(behind) * UP
+        behind += norm
 
 
 @kernel
@@ -135,7 +153,7 @@ def first_bounds(
     """upper[r] >= known[r] + alpha * q.v for each row, but for BOUND_ERROR, from the first slab; minus infinity stays.
 
     `codes` int8 `(n, width)`, `scale`, `missed` and `left` float32 `(n,)` of the first slab; `query` int16 `(width,)`
-    and `told` float64 `(4,)` of `query_codes`; `known` and, out, `upper` float32 `(n,)`; `totals` int32 `(n,)` scratch.
+    and `told` float64 `(4,)` of `code_query`; `known` and, out, `upper` float32 `(n,)`; `totals` int32 `(n,)` scratch.
     """
     code_dots(codes, query, totals)
     share = np.float32(alpha * told[STEP])

@@ -44,7 +44,10 @@ from memcore_kernels.topk import U64, offer
 U8 = npt.NDArray[np.uint8]
 LONGEST = 1.0 + 3e-6  # a stored row's norm times a query's: each is 1 within 1e-6
 STRIPE = 64  # rows compared with the bar at once
-DENSE = 4  # rows of a stripe still in from which a slab of all of them is read at once: as fast as four one by one
+WIDE = 8 * STRIPE  # rows of a product that are compared at once, before stripes are
+DENSE = 10  # of so many rows of a block one is still in: then the second slab of all is read at once
+MOST = 3  # the same for the third slab, which is read one by one at half the speed
+VAIN = 8  # promising rows in a row that raise no floor, after which no more are tried
 UNIT = 8 * BLOCK  # rows that one thread scans at a time: with 16 * BLOCK two threads waited longer for each other
 
 # The columns of the table of parts, int64: sizes, and addresses of C-contiguous arrays.
@@ -194,7 +197,7 @@ def _coded(
             tops[stripe] = highest(upper[stripe * STRIPE : min((stripe + 1) * STRIPE, n)], lanes)
 
     # The best rows of the most promising stripes, scored exactly: now the floor is nearly the k-th score. Again while
-    # there are fewer than k, since a heap that is not full lets all rows in.
+    # no thread has found k, since until then all rows are let in.
     k = scores.size
     many = min(2 * k + 16, stripes)
     best, at, same = np.empty(many), np.empty(many, np.int64), np.zeros(many, np.int64)
@@ -204,9 +207,12 @@ def _coded(
         for stripe in range(stripes):
             if tops[stripe] > -np.inf and np.float64(tops[stripe]) + slack >= floor[0]:
                 chosen = offer(best, same, level, order, at, chosen, np.float64(tops[stripe]), 0, 0, stripe, stripe)
+        vain = 0
         for c in np.argsort(-best[:chosen], kind="mergesort"):
-            if best[c] + slack < floor[0]:
+            if best[c] + slack < floor[0] or vain == VAIN:
                 break
+            vain += 1
+            before = floor[0]
             start = at[c] * STRIPE
             stop = min(start + STRIPE, n)
             top, place = tops[at[c]], start
@@ -220,7 +226,9 @@ def _coded(
                 r, vectors[r], query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
                 min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
             )  # fmt: skip
-        if chosen == 0 or size == k:
+            if floor[0] > before or size < k:
+                vain = 0
+        if chosen == 0 or size == k or floor[0] > floor[1]:
             break
 
     # What can still be among the best, slab by slab.
@@ -229,47 +237,78 @@ def _coded(
     off2 = np.float32(alpha * (told[2, NORM] + told[2, MISSED]))
     behind0, behind1 = np.float32(alpha * told[0, LEFT]), np.float32(alpha * told[1, LEFT])
     always1, always2 = np.float32(alpha * told[1, MISSED] * UP), np.float32(alpha * told[2, MISSED] * UP)
-    for stripe in range(stripes):
+    left, bounds = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float32)
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        i, j = first + start, first + stop
         bar = np.float32(floor[0] - slack)
-        if tops[stripe] == -np.inf or tops[stripe] < bar:
+        if tops[start // STRIPE] == -np.inf and highest(tops[start // STRIPE : -(-stop // STRIPE)], lanes) == -np.inf:
             continue
-        start = stripe * STRIPE
-        stop = min(start + STRIPE, n)
-        bounds, i, j = upper[start:stop], first + start, first + stop
-        dense = False
-        if q1.size and reaching(bounds, bar) >= DENSE:
-            dense = True
+        # Where many rows are in, the second slab of all is read at once: one by one each takes ten times as long.
+        dense = q1.size > 0 and reaching(upper[start:stop], bar) * DENSE >= stop - start
+        if dense:
             counts[SECOND] += stop - start
             next_bounds(
                 slab1[i:j], q1, told[1], scale1[i:j], missed1[i:j], left0[i:j], left1[i:j], told[0, LEFT],
-                alpha, totals[: stop - start], bounds,
+                alpha, totals[: stop - start], upper[start:stop],
             )  # fmt: skip
-        for x in range(stop - start):
-            bound, r = bounds[x], i + x
-            if bound == -np.inf or bound < bar:
-                continue
-            if q1.size and not dense:
-                counts[SECOND] += 1
-                bound += (
+        whole = dense and q2.size > 0 and reaching(upper[start:stop], bar) * MOST >= stop - start
+        if whole:  # as of rows that point everywhere, of which no slab tells much
+            counts[THIRD] += stop - start
+            next_bounds(
+                slab2[i:j], q2, told[2], scale2[i:j], missed2[i:j], left1[i:j], left1[i:j], told[1, LEFT], alpha,
+                totals[: stop - start], upper[start:stop],
+            )  # fmt: skip
+        m = 0
+        for stripe in range(start // STRIPE, -(-stop // STRIPE)):
+            if tops[stripe] >= bar:
+                for x in range(stripe * STRIPE, min((stripe + 1) * STRIPE, n)):
+                    left[m] = x
+                    m += int(upper[x] >= bar)
+        for c in range(m):
+            bounds[c] = upper[left[c]]
+        # Each step for all that are left, and then the check: so that memory is waited for once and not for each row.
+        if q1.size and not dense:
+            counts[SECOND] += m
+            for c in range(m):
+                r = first + left[c]
+                bounds[c] += (
                     share1 * np.float32(code_dot(slab1[r], q1)) * scale1[r] + off1 * missed1[r]
                     + behind1 * left1[r] - behind0 * left0[r] + always1
                 )  # fmt: skip
-            if bound < bar or bound - known[start + x] < near:
-                continue
-            if q2.size:
-                counts[THIRD] += 1
-                bound += (
+            m = _still(left, bounds, m, bar, known, near)
+        elif near > -np.inf:
+            m = _still(left, bounds, m, bar, known, near)
+        if q2.size and not whole:
+            counts[THIRD] += m
+            for c in range(m):
+                r = first + left[c]
+                bounds[c] += (
                     share2 * np.float32(code_dot(slab2[r], q2)) * scale2[r] + off2 * missed2[r]
                     - behind1 * left1[r] + always2
                 )  # fmt: skip
-                if bound < bar or bound - known[start + x] < near:
-                    continue
+            m = _still(left, bounds, m, bar, known, near)
+        for c in range(m):
+            if bounds[c] < floor[0] - slack:
+                continue
+            r = first + left[c]
             size = _score(
                 r, vectors[r], query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
                 min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
             )  # fmt: skip
-            bar = np.float32(floor[0] - slack)
     return size
+
+
+@kernel
+def _still(left: I64, bounds: F32, many: int, bar: np.float32, known: F32, near: np.float32) -> int:
+    """Moves the rows whose bounds are still in to the front; how many they are."""
+    m = 0
+    for c in range(many):
+        x, bound = left[c], bounds[c]
+        if bound >= bar and not bound - known[x] < near:
+            left[m], bounds[m] = x, bound
+            m += 1
+    return m
 
 
 @kernel
@@ -417,12 +456,12 @@ def scan(
     `parts` int64 `(p, len(FIELDS))`, and `units` int64 `(u, 3)`: a part, its first row and the one after the last, or
     of a part with `listed` rows places in that list. A unit is at most UNIT rows, and begins with a block where its
     rows have codes; all of them have, or none. `ends` int64 `(3,)` as of `codes.cuts`; `query` float32 `(d,)`,
-    L2-normalised or zero; `numbers` int16 `(turns, d)` and `told` float64 `(turns, 3, 4)` of `codes.query_codes`, for
+    L2-normalised or zero; `numbers` int16 `(turns, d)` and `told` float64 `(turns, 3, 4)` of `codes.code_query`, for
     each rotation that there is. `now` in us, `decay_rate` per hour. A row whose cosine is below `min_similarity` (which
     may be minus infinity) is out.
 
-    `floor` float64 `(1,)` is a score that a row must reach, and that is raised to the heap's k-th. Several threads may
-    share it: a raise lost in a race leaves it lower, never wrong, and one that is seen spares reads.
+    `floor` float64 `(2,)` is a score that a row must reach, twice: the first is raised to the heap's k-th. Several
+    threads may share it: a raise lost in a race leaves it lower, never wrong, and one that is seen spares reads.
 
     Threads that scan together share `shared` int64 `(1,)`, at first 0: the next unit that nobody has taken; and `done`
     int64 `(u,)`, at first 0. What a thread has found when it ends a unit it copies to `kept_scores` ... `(2, k)`, in
@@ -505,23 +544,27 @@ def screen(
     for q in range(dots.shape[0]):
         every, size = dots[q], sizes[q]
         threshold = np.float32(scores[q, 0] if size == capacity else -np.inf)
-        for start in range((width - 1) // STRIPE * STRIPE, -1, -STRIPE):  # from the end, as in `_plain`
-            stop = min(start + STRIPE, width)
-            line, terms = every[start:stop], known[start:stop]
-            if reaching_together(line, terms, a32, threshold) == 0:
+        for wide in range((width - 1) // WIDE * WIDE, -1, -WIDE):  # from the end, as in `_plain`
+            end = min(wide + WIDE, width)
+            if reaching_together(every[wide:end], known[wide:end], a32, threshold) == 0:
                 continue
-            for j in range(line.size):
-                score, r = a32 * line[j] + terms[j], start + j
-                if score < threshold or score == -np.inf:
+            for start in range(wide + (end - wide - 1) // STRIPE * STRIPE, wide - 1, -STRIPE):
+                stop = min(start + STRIPE, end)
+                line, terms = every[start:stop], known[start:stop]
+                if reaching_together(line, terms, a32, threshold) == 0:
                     continue
-                if np.float64(line[j]) + off < min_similarity or np.float64(score) + slack < min_score:
-                    continue
-                size = offer(
-                    scores[q], times[q], his[q], los[q], rows[q], size, score, event_time[r], id_hi[r], id_lo[r],
-                    base + r,
-                )  # fmt: skip
-                if size == capacity:
-                    threshold = np.float32(scores[q, 0])
+                for j in range(line.size):
+                    score, r = a32 * line[j] + terms[j], start + j
+                    if score < threshold or score == -np.inf:
+                        continue
+                    if np.float64(line[j]) + off < min_similarity or np.float64(score) + slack < min_score:
+                        continue
+                    size = offer(
+                        scores[q], times[q], his[q], los[q], rows[q], size, score, event_time[r], id_hi[r], id_lo[r],
+                        base + r,
+                    )  # fmt: skip
+                    if size == capacity:
+                        threshold = np.float32(scores[q, 0])
         sizes[q] = size
 
 

@@ -46,23 +46,39 @@ def offer(
     else:
         if k == 0 or not before(s, t, hi, lo, scores[0], times[0], his[0], los[0]):
             return size
-        at = 0  # sift down from the root
-        while True:
-            child = 2 * at + 1
-            if child >= k:
-                break
-            other = child + 1
-            if other < k and before(
-                scores[child], times[child], his[child], los[child], scores[other], times[other], his[other], los[other]
-            ):
-                child = other
-            if not before(s, t, hi, lo, scores[child], times[child], his[child], los[child]):
-                break
-            scores[at], times[at], his[at] = scores[child], times[child], his[child]
-            los[at], rows[at] = los[child], rows[child]
-            at = child
+        at = _sunk(scores, times, his, los, rows, k, s, t, hi, lo)
     scores[at], times[at], his[at], los[at], rows[at] = s, t, hi, lo, row
     return size
+
+
+@exact_kernel
+def _sunk(scores: F64, times: I64, his: U64, los: U64, rows: I64, size: int, s: float, t: int, hi: int, lo: int) -> int:
+    """Where a row belongs that takes the root's place in a heap of `size` entries; those above it have moved up."""
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            return at
+        other = child + 1
+        if other < size and before(
+            scores[child], times[child], his[child], los[child], scores[other], times[other], his[other], los[other]
+        ):
+            child = other
+        if not before(s, t, hi, lo, scores[child], times[child], his[child], los[child]):
+            return at
+        scores[at], times[at], his[at] = scores[child], times[child], his[child]
+        los[at], rows[at] = los[child], rows[child]
+        at = child
+
+
+@exact_kernel
+def arrange(scores: F64, times: I64, his: U64, los: U64, rows: I64) -> None:
+    """Brings a heap of five arrays `(n,)` into the order of results, best first."""
+    for last in range(scores.size - 1, 0, -1):
+        s, t, hi, lo, row = scores[last], times[last], his[last], los[last], rows[last]
+        scores[last], times[last], his[last], los[last], rows[last] = scores[0], times[0], his[0], los[0], rows[0]
+        at = _sunk(scores, times, his, los, rows, last, s, t, hi, lo)
+        scores[at], times[at], his[at], los[at], rows[at] = s, t, hi, lo, row
 
 
 def ranked(k: int, scores: F64, times: I64, his: U64, los: U64, rows: I64) -> tuple[F64, I64]:

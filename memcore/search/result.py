@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,9 @@ from memcore import ids
 from memcore.clock import HOUR, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, decimal
+from memcore.search.ask import Ask, Found
 from memcore.store.files import DAMAGE, damaged
 from memcore.store.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from memcore.search.exact import Ask, Found
 
 F32 = npt.NDArray[np.float32]
 

@@ -235,7 +235,6 @@ class Commits:
                 catalog.show()
                 raise
             catalog.sweep()
-            catalog.count_accesses()
 
     def _writes(self, tickets: Sequence[Ticket]) -> list[_Write]:
         """What to do for these tickets: a write each, one for those of a batch that are sound. Not under the lock."""
@@ -295,7 +294,6 @@ class Commits:
                     raise StoreClosed(CLOSED)
                 catalog.begin()
                 self._perform(writes)
-                catalog.count_accesses()
             wrote = self._write()
             if wrote:
                 step("before a commit")

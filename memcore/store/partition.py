@@ -8,7 +8,7 @@ under the catalog's lock, and every change can be taken back until it is shown; 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from memcore.store.segment import Columns, Segment
 
 WORKING = KINDS.index("working")
 UPSERTED = (KINDS.index("semantic"), KINDS.index("procedural"))  # the kinds whose key names one record
+MOST_ACCESSES = 2**31 - 1  # what the column holds
 SWEEP_SHARE = 4  # a segment is rewritten once a quarter of its rows may go: at most 4 rows copied for each one
 
 Conversation = tuple[int, int]  # the codes of a session and a role
@@ -199,6 +200,23 @@ class Partition:
         standing = (columns["superseded_seq"] == 0) & (columns["forgotten_seq"] == 0)
         for row in np.flatnonzero((columns["kind"] == WORKING) & standing).tolist():
             self.held.setdefault((int(columns["session"][row]), int(columns["role"][row])), {})[int(seqs[row])] = None
+
+    def count(self, totals: Mapping[int, Sequence[int]]) -> list[int]:
+        """Adds accesses, and notes the last, to rows by their seqs; those that are here."""
+        seqs = np.fromiter(totals, np.int64, len(totals))
+        found: list[int] = []
+        for segment in self.segments:
+            held = segment.view().columns["seq"]
+            at = np.searchsorted(held, seqs)
+            there = np.flatnonzero(held[np.minimum(at, len(held) - 1)] == seqs) if len(held) else ()
+            for place in there:
+                row, seq = int(at[place]), int(seqs[place])
+                count, last = totals[seq]
+                segment.set("access_count", row, min(segment.get("access_count", row) + count, MOST_ACCESSES))
+                before = segment.get("last_access", row)
+                segment.set("last_access", row, max(last, before) if before else last)
+                found.append(seq)
+        return found
 
     def put(self, ref: Ref, name: str, value: int) -> None:
         """Sets one of the `MARKS` of a row."""

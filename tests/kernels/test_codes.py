@@ -26,7 +26,7 @@ def quantised(vectors, at=0):
 def bounds(vectors, query, known, alpha):
     """The bounds of the rows after each slab."""
     made, scale, missed, left, ends = quantised(vectors)
-    numbers, told = codes.query_codes(query.astype(np.float64), ends)
+    numbers, told = drawn.query_codes(query.astype(np.float64), ends)
     n = len(vectors)
     totals, upper, found = np.empty(n, np.int32), np.empty(n, np.float32), []
     for slab, (begin, end) in enumerate(itertools.pairwise((0, *ends))):
@@ -95,7 +95,7 @@ def test_codes_by_hand():
 def test_query_codes_and_what_they_miss(vectors):
     query = vectors[0]
     ends = codes.cuts(query.size)
-    numbers, told = codes.query_codes(query.astype(np.float64), ends)
+    numbers, told = drawn.query_codes(query.astype(np.float64), ends)
     assert numbers.dtype == np.int16
     begin = 0
     for slab, twin in enumerate(naive.query_slabs(query, ends)):
@@ -110,7 +110,7 @@ def test_query_codes_and_what_they_miss(vectors):
 @pytest.mark.parametrize("d", [1, 2048, 2100, 4096, 100_000])
 def test_no_dot_product_of_codes_overflows(d):
     ends = codes.cuts(d)
-    numbers, _ = codes.query_codes(np.full(d, d**-0.5), ends)
+    numbers, _ = drawn.query_codes(np.full(d, d**-0.5), ends)
     assert int(np.abs(numbers.astype(np.int64)).sum()) * 127 < 2**31
     if not drawn.PLAIN:
         totals, whole = np.empty(2, np.int32), int(numbers.astype(np.int64).sum())

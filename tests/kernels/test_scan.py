@@ -34,12 +34,12 @@ class Asked:
     def __init__(self, chunk, query, k, weights, rate, *, coded, turned=False, listed=False, cuts=(), **minima):
         self.chunk, self.query, self.k, self.weights, self.rate = chunk, query, k, weights, rate
         self.least = minima.get("min_similarity", -math.inf)
-        self.floor = np.array([float(minima.get("min_score", -math.inf))])
+        self.floor = np.full(2, float(minima.get("min_score", -math.inf)))
         n, d = chunk.vectors.shape
         self.ends = codes.cuts(d)
         turn = np.linalg.qr(np.random.default_rng(d).standard_normal((d, d)))[0] if turned else np.eye(d)
         self.numbers, self.told = (
-            array[None] for array in codes.query_codes(query.astype(np.float64) @ turn, self.ends)
+            array[None] for array in drawn.query_codes(query.astype(np.float64) @ turn, self.ends)
         )
         self.kept, self.units, rows = [], [], []
         edges = [0, *cuts, n]

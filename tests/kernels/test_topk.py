@@ -79,3 +79,13 @@ def test_ranked_sorts_and_cuts(entries, k):
     scores, rows = topk.ranked(k, *columns)
     assert rows.tolist() == [entry.row for entry in naive.best(entries, k)]
     assert scores.tolist() == [entry.score for entry in naive.best(entries, k)]
+
+
+@drawn.thorough(300)
+@given(entries=ENTRIES, k=st.integers(0, 45))
+def test_a_heap_is_brought_into_order(entries, k):
+    heap, size = offered(entries, k)
+    columns = [column[:size] for column in heap]
+    topk.arrange(*columns)
+    kept = [naive.Entry(*(column[i].item() for column in columns)) for i in range(size)]
+    assert kept == naive.best(entries, k)
