@@ -490,7 +490,7 @@ class Scope:
         for position in positions[::-1].tolist():
             if snapshot.sees(position, selection):
                 if then is None and snapshot.part_of(position)[0].segment not in snapshot.cold:
-                    self._touch([snapshot.cell(position, "seq")], moment)
+                    self._touch([snapshot.cell(position, "seq")], moment, at_once=True)
                 return snapshot.record(position)
         return None
 
@@ -1165,10 +1165,10 @@ class Scope:
         if snapshot.cold:
             seqs = [seq for seq in seqs if all(segment.row_of(seq) is None for segment in snapshot.cold)]
         if seqs and selection.as_of is None:
-            self._touch(seqs, selection.now)
+            self._touch(seqs, selection.now, at_once=False)
 
-    def _touch(self, seqs: Sequence[int], now: int) -> None:
-        self._engine.catalog.touch(self._name, seqs, now)
+    def _touch(self, seqs: Sequence[int], now: int, *, at_once: bool) -> None:
+        self._engine.catalog.touch(self._name, seqs, now, at_once=at_once)
 
     def _find(self, id: object, key: object, tiers: str | Sequence[str]) -> tuple[Snapshot, I64]:
         """The positions of all versions of an id, or of all rows under a key, oldest first."""
@@ -1599,6 +1599,7 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
     """
     from memcore import embed
     from memcore.store.codes import Codes
+    from memcore_kernels.codes import code_query, turned
 
     if embedder is not None:
         embed.resolve(embedder).embed(["warm up"])
@@ -1609,3 +1610,5 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
         mem.recall_many(vectors=np.tile(rows, (8, 1)))  # enough for the kernels that serve many at once
     columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
     Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first
+    turned(rows[0], np.eye(2), np.empty(2))
+    code_query(np.ones(2), np.full(3, 2), np.empty(2, np.int16), np.empty((3, 4)))

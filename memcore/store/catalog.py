@@ -707,12 +707,12 @@ class Catalog:
 
     # Counting accesses, which is no write: it waits for nobody, and is on disk a while later
 
-    def touch(self, scope: Name, seqs: Sequence[int], now: int) -> None:
-        """Notes an access to each of these rows. Counted when somebody asks, or when many have come together: one by
-        one they took a fifth of a small recall.
+    def touch(self, scope: Name, seqs: Sequence[int], now: int, *, at_once: bool) -> None:
+        """Notes an access to each of these rows. If not `at_once`, it is counted when somebody asks, or when many have
+        come together: one by one they took a fifth of a small recall.
         """
         self._accesses.append((scope, seqs, now))
-        if len(self._accesses) >= _MOST_WAITING:
+        if at_once or len(self._accesses) >= _MOST_WAITING:
             self._count_if_free()
 
     def _count_if_free(self) -> None:
@@ -964,6 +964,7 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     for catalog in _waited_for:
+        catalog.count_accesses()
         catalog.counts_taken()  # they are the parent's to write
         catalog.counts_written()
         catalog.forked()

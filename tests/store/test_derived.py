@@ -109,7 +109,8 @@ def test_without_them_all_is_as_it_was_and_they_are_made_anew(tmp_path, damage):
     damage(tmp_path / "derived")
     with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
         assert answers(mem) == expected
-        assert not any(mapped(one) for one in coded(mem))
+        if damage is not bent:  # a new one is fitted to the same rows, and so the same
+            assert not any(mapped(one) for one in coded(mem))
         assert mem.verify().ok
         mem.compact()
         assert kept(tmp_path) == names
