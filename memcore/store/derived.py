@@ -172,7 +172,10 @@ def keep(coder: Coder, segments: Iterable[Segment], stopping: Callable[[], bool]
 
 
 def tidy(folder: Path, named: set[str]) -> None:
-    """Removes the codes of segment files that there are no more."""
-    for path in folder.glob("*.arrow") if folder.is_dir() else ():
-        if segment_of(path.name) not in named:
+    """Removes the codes of segment files that there are no more, and what a crash has left half written. While nobody
+    else maintains the store.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        left = path.name.startswith(".") and path.name.endswith(".part")
+        if left or (path.suffix == ".arrow" and segment_of(path.name) not in named):
             path.unlink(missing_ok=True)

@@ -153,8 +153,10 @@ def test_they_go_with_their_rows(tmp_path):
         assert len(after) == 3
         assert set(before) & set(after) == {"rotation.npy"}  # the two parts of one file, which was written anew
         mem.forget(everything=True, erase=True)
+        (tmp_path / "derived" / ".0123456789abcdef-0.arrow.part").write_bytes(b"of a crash")
+        (tmp_path / "derived" / "mine.txt").write_text("not memcore's")
         mem.compact()
-        assert kept(tmp_path) == ["rotation.npy"]
+        assert kept(tmp_path) == ["mine.txt", "rotation.npy"]
 
 
 def test_the_background_keeps_them_too(tmp_path, monkeypatch):
