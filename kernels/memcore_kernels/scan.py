@@ -305,7 +305,7 @@ def _still(left: I64, bounds: F32, many: int, bar: np.float32, known: F32, near:
     m = 0
     for c in range(many):
         x, bound = left[c], bounds[c]
-        if bound >= bar and not bound - known[x] < near:
+        if bound >= bar and bound >= known[x] + near:
             left[m], bounds[m] = x, bound
             m += 1
     return m
@@ -315,7 +315,7 @@ def _still(left: I64, bounds: F32, many: int, bar: np.float32, known: F32, near:
 def _bar(upper: F32, known: F32, near: np.float32) -> None:
     """Takes out the rows whose similarity is too low for certain."""
     for r in range(upper.size):
-        if upper[r] - known[r] < near:
+        if upper[r] < known[r] + near:
             upper[r] = -np.inf
 
 
