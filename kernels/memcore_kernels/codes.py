@@ -7,8 +7,8 @@ the norm of what lies behind the slab. A query q is taken apart likewise, with w
 
 where q^_j.v^_j is exact in integers: int8 x int16 products summed in int32, for which LLVM emits vpmaddwd; and what
 lies behind slab j adds at most |q behind j| |v behind j|. So the first slab bounds the whole product, and each further
-one tightens the bound. A scale a slab, not one a row, since a rotation puts the large numbers first: of 256 real
-numbers the codes then miss 0.007, where with one scale they miss 0.018.
+one tightens the bound. A scale a slab, not one a row, since a rotation puts the large numbers first: of a row of 256
+real numbers the codes then miss 0.007.
 
 A slab is a multiple of 64 wide where the rows are long enough: narrower ones take as long (1.9 ns a row for 32 as for
 64), since a row's sum has to be gathered from the lanes all the same.
@@ -86,7 +86,7 @@ def quantise(
 def turned(query: F32, matrix: F64, out: F64) -> None:
     """out = query @ matrix: float32 `(d,)`, float64 `(d, d)` and, out, `(d,)`.
 
-    Not by NumPy: BLAS's threads spin for a while after a call, and a scan of 0.3 ms then takes 1.6 ms.
+    Not by NumPy: BLAS's threads spin for some 20 ms after a call, on the cores that the scan is to run on.
     """
     out[:] = 0
     for i in range(query.size):

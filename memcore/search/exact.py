@@ -94,7 +94,7 @@ class _Thread:
         self.mine = np.zeros(3, np.int64)
         self.counts = np.zeros(len(scan.COUNTED), np.int64)
         if not alone:
-            # Apart from what other threads write: on a cache line with that, a row took 1 µs where it takes 0.03.
+            # Apart from what other threads write, which else shares its cache lines: 0.50 ms a scan, and not 0.55.
             apart: Any = [np.empty(k + 2 * _APART, a.dtype)[_APART : _APART + k] for a in self.heap]
             self.heap = tuple(apart)
             self.counts = np.zeros(len(self.counts) + 2 * _APART, np.int64)[_APART:-_APART]

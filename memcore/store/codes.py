@@ -26,7 +26,7 @@ DERIVED = "derived"  # the folder of a store
 BLOCK = 2048  # as of `memcore_kernels.decay`, which writing does without
 FITTED = 8 * BLOCK  # coded rows from which a rotation can be had
 LEAST_ROTATED = 128  # dimensions: fewer have one slab, and so no use for a rotation
-_SAMPLE = 8192  # rows that one is fitted to: twice as many left 1 % fewer rows to be looked at
+_SAMPLE = 8192  # rows that one is fitted to, at most
 
 
 class Rotation:
@@ -97,21 +97,11 @@ class Codes:
         self.room = room
         self.rotation = rotation
         self.ends = cuts(dim)
-        widths = np.diff([0, *self.ends]).tolist()
+        self.slabs = [np.empty((room, width), np.int8) for width in np.diff([0, *self.ends]).tolist()]
+        self.scale, self.missed = np.empty((SLABS, room), np.float32), np.empty((SLABS, room), np.float32)
+        self.left = np.empty((SLABS - 1, room), np.float32)
         blocks = -(-room // BLOCK)
-        # In one piece, which NumPy has the system back with huge pages where it is 4 MB: a scan takes half the time.
-        sizes = [room * width for width in widths] + [4 * room * n for n in (SLABS, SLABS, SLABS - 1)]
-        sizes += [8 * blocks, 4 * blocks]
-        starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-        whole = np.empty(int(starts[-1]), np.uint8)
-
-        def part(i: int, dtype: npt.DTypeLike, *shape: int) -> npt.NDArray[Any]:
-            return whole[starts[i] : starts[i] + sizes[i]].view(dtype).reshape(shape)
-
-        self.slabs = [part(i, np.int8, room, width) for i, width in enumerate(widths)]
-        self.scale, self.missed = part(3, np.float32, SLABS, room), part(4, np.float32, SLABS, room)
-        self.left = part(5, np.float32, SLABS - 1, room)
-        self.newest, self.heaviest = part(6, np.int64, blocks), part(7, np.float32, blocks)
+        self.newest, self.heaviest = np.empty(blocks, np.int64), np.empty(blocks, np.float32)
 
     @classmethod
     def of(cls, rows: int, dim: int, rotation: Rotation | None, arrays: Mapping[str, npt.NDArray[Any]]) -> Codes:
