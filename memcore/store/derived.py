@@ -51,17 +51,17 @@ def _arrays(codes: Codes) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 def write(folder: Path, source: Source, codes: Codes) -> None:
     """Keeps the codes of all rows of a part, which have room for no more."""
     folder.mkdir(exist_ok=True)
-    arrays = dict(_arrays(codes))
+    arrays = {name: array.tobytes() for name, array in _arrays(codes)}
     about = {
         "format": _FORMAT,
         "rows": codes.rows,
         "ends": codes.ends,
         "rotation": None if codes.rotation is None else codes.rotation.name,
-        "crcs": {name: zlib.crc32(array.tobytes()) for name, array in arrays.items()},
+        "crcs": {name: zlib.crc32(array) for name, array in arrays.items()},
     }
     # One cell a column: an array's bytes, which begin at a multiple of 64.
     schema = pa.schema([(name, pa.large_binary()) for name in arrays], {"memcore_codes": json.dumps(about)})
-    cells = [pa.array([array.tobytes()], pa.large_binary()) for array in arrays.values()]
+    cells = [pa.array([array], pa.large_binary()) for array in arrays.values()]
     path = folder / name_of(source)
     with appearing(path) as part:
         with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

@@ -16,6 +16,7 @@ from memcore.store.catalog import columns_of
 from memcore.store.codes import BLOCK, Coder
 from memcore.store.partition import SWEEP_SHARE, Partition
 from memcore.store.segment import FIXED, MUTABLE, SPARSE, TEXTS, Segment, zeros
+from memcore_kernels import decay
 
 
 def rows(n: int, start: int = 0, dim: int = 2, **columns: Any) -> dict[str, Any]:
@@ -220,6 +221,10 @@ def test_the_codes_of_a_tail_grow_by_blocks_and_a_sealed_segment_has_all():
     without.widen(3)
     assert without.view().columns["vector"].tolist() == [[0.0] * 3] * 20
     assert coded(without, 20).rows == 20
+
+
+def test_blocks_of_codes_are_those_of_the_kernels():
+    assert BLOCK == decay.BLOCK
 
 
 def test_what_a_block_of_codes_tells_of_its_rows():
