@@ -81,7 +81,9 @@ def best(snapshot: Snapshot, masks: Masks, query: F32 | None, ask: Ask) -> Found
         run(threads[0], True)
     scores, positions = _together(k, threads, again=again)
     counted = threads[0].counts if many == 1 else np.sum([thread.counts for thread in threads], axis=0)
-    return Found(scores, positions, f"exact scan, {_counted(many, 'thread')}", rows, passed, counted.tolist())
+    return Found(
+        scores, positions, f"exact scan, {many} thread{'s' if many > 1 else ''}", rows, passed, counted.tolist()
+    )
 
 
 class _Thread:
@@ -270,10 +272,6 @@ def best_many(snapshot: Snapshot, masks: Masks, queries: F32, ask: Ask) -> list[
 def _pieces(part: int, first: int, last: int, most: int) -> list[tuple[int, int, int]]:
     """Rows of a part in shares of at most so many: (part, first row, row after the last), the last ones first."""
     return [(part, start, min(start + most, last)) for start in reversed(range(first, last, most))]
-
-
-def _counted(many: int, what: str) -> str:
-    return f"{many} {what}{'' if many == 1 else 's'}"
 
 
 _local = threading.local()
