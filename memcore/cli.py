@@ -369,12 +369,14 @@ def forgotten(place: Place, kinds: Sequence[str], where: Sequence[str], as_json:
 @click.pass_obj
 def compact(place: Place, as_json: bool) -> None:
     """Free what was forgotten, for good: no file of the store has a byte of it afterwards. Of the whole store."""
-    with place.memory(embeds=False) as mem:
-        report = mem.compact()
+    with place.memory(embeds=False) as mem, _progress("compact") as progress:
+        report = mem.compact(progress=progress)
     told = (
         f"dropped {report.dropped:,} rows; {report.written:,} files written, {report.removed:,} removed; "
         f"{report.bytes_before:,} bytes before, {report.bytes_after:,} after"
     )
+    if report.indexed:
+        told += f"; a graph made over {report.indexed:,} rows"
     _show(report, as_json, lambda: told)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from memcore import clock, config, gate
 from memcore.agent.working import CountTokens, make_room
 from memcore.errors import EmbedderMismatch, InvalidInput, MemcoreError, StoreClosed
+from memcore.search.planner import EXACT, Planner
 from memcore.store import cold, moving, portable, restore
 from memcore.store.catalog import CLOSED, Catalog
 from memcore.store.commits import Batch, Commits, Ticket
@@ -59,6 +60,7 @@ class Engine:
     count_tokens: CountTokens
     directory: Directory | None = None
     retention: tuple[Retention, ...] = ()
+    planner: Planner = EXACT
     closed: bool = False
 
     def now(self, given: object) -> int:
@@ -76,6 +78,7 @@ class Engine:
     def begin(self) -> None:
         """Makes the embedder the store's if it is empty, and else checks that it is. Takes over an older format."""
         self.check_embedder()
+        self.planner.want(self.catalog.graphs, self.decay_rate)
         if self.directory is not None:
             self.directory.take_over(lambda old: self.read(old, "parquet", 0))
 

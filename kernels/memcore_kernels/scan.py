@@ -39,7 +39,7 @@ from memcore_kernels.decay import BLOCK, KNOWN_ERROR, LANES, highest, known_term
 from memcore_kernels.dots import dot32, dot64
 from memcore_kernels.memory import add, bytes_, code_rows, float_rows, floats, halves, ints, longs
 from memcore_kernels.settings import exact_kernel, kernel
-from memcore_kernels.topk import U64, offer
+from memcore_kernels.topk import U64, arrange, offer
 
 U8 = npt.NDArray[np.uint8]
 LONGEST = 1.0 + 3e-6  # a stored row's norm times a query's: each is 1 within 1e-6
@@ -570,10 +570,8 @@ def screen(
 
 @exact_kernel
 def rescore(
-    vectors: F32,
+    parts: I64,
     queries: F32,
-    event_time: I64,
-    importance: F32,
     now: int,
     decay_rate: float,
     alpha: float,
@@ -581,22 +579,44 @@ def rescore(
     gamma: float,
     min_similarity: float,
     min_score: float,
-    base: int,
-    rows: I64,
+    candidates: I64,
     sizes: I64,
-    out: F64,
+    scores: F64,
+    times: I64,
+    his: U64,
+    los: U64,
+    rows: I64,
+    found: I64,
 ) -> None:
-    """out[q, i] = the exact score of candidate rows[q, i] where that is in this chunk, -inf if a minimum bars it.
+    """The exact top k among each query's candidates, best first.
 
-    `rows` int64 `(queries, c)`, of which `sizes[q]` are in use, counts the chunk's first row as `base`; `out` is
-    float64 `(queries, c)`. The chunk's columns and the scalars as for `scan`.
+    `parts` as for `scan`, by rising base; `candidates` int64 `(queries, c)`, of which `sizes[q]` are in use, are row
+    numbers counted through all parts, each once. The results `scores` … `rows` are `(queries, k)`, k >= 1, of which
+    `found` `(queries,)` are in use; a row that a minimum bars is none. The scalars as for `scan`.
     """
-    n = event_time.size
-    for q in range(rows.shape[0]):
+    dim = queries.shape[1]
+    for q in range(candidates.shape[0]):
+        size = 0
         for i in range(sizes[q]):
-            r = rows[q, i] - base
-            if r < 0 or r >= n:
+            row = candidates[q, i]
+            at, behind = 0, parts.shape[0]
+            while behind - at > 1:
+                middle = (at + behind) // 2
+                if parts[middle, BASE] <= row:
+                    at = middle
+                else:
+                    behind = middle
+            part, r = parts[at], row - parts[at, BASE]
+            cosine = dot64(float_rows(part[VECTORS], r + 1, dim)[r], queries[q])
+            if cosine < min_similarity:
                 continue
-            cosine = dot64(vectors[r], queries[q])
-            score = exact_score(cosine, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma)
-            out[q, i] = score if cosine >= min_similarity and score >= min_score else -np.inf
+            time = longs(part[TIMES], r + 1)[r]
+            heavy = floats(part[IMPORTANCE], r + 1)[r]
+            score = exact_score(cosine, time, heavy, now, decay_rate, alpha, beta, gamma)
+            if score >= min_score:
+                size = offer(
+                    scores[q], times[q], his[q], los[q], rows[q], size, score, time,
+                    halves(part[ID_HI], r + 1)[r], halves(part[ID_LO], r + 1)[r], row,
+                )  # fmt: skip
+        arrange(scores[q, :size], times[q, :size], his[q, :size], los[q, :size], rows[q, :size])
+        found[q] = size

@@ -125,6 +125,7 @@ def in_ram(
             partition.cold = partition.cold._replace(files=tuple(cold_files[file] for file in partition.cold.files))
             partition.dim = embedder.dim
         catalog.dim, catalog.fingerprint, catalog.coder = embedder.dim, embedder.fingerprint, Coder()
+        catalog.graphs.drop(())
         settle()
         return True
 

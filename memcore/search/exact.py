@@ -49,7 +49,7 @@ NOTHING = (0,) * len(scan.COUNTED)
 def best(snapshot: Snapshot, masks: Masks, query: F32 | None, ask: Ask) -> Found:
     """The exact top k by the total score. `query` float32 `(d,)`, L2-normalised; None or all zero: similarity 0."""
     rows = snapshot.rows()
-    table = _table(snapshot, masks)
+    table = scanned(snapshot, masks)
     passed = table.passed
     k = min(ask.k, passed)
     if k == 0:
@@ -122,7 +122,7 @@ def _together(k: int, threads: Sequence[_Thread], *, again: bool) -> tuple[F64, 
     return topk.ranked(k, *columns)
 
 
-class _Table(NamedTuple):
+class Table(NamedTuple):
     """The parts of a snapshot as the kernel takes them, the units to scan in order, and what keeps the arrays alive."""
 
     parts: I64
@@ -133,14 +133,14 @@ class _Table(NamedTuple):
     passed: int  # rows that the masks let through
 
 
-def _table(snapshot: Snapshot, masks: Masks) -> _Table:
+def scanned(snapshot: Snapshot, masks: Masks) -> Table:
     if masks.scanned is None:
         masks.scanned = _made(snapshot, masks)
-    table: _Table = masks.scanned
+    table: Table = masks.scanned
     return table
 
 
-def _made(snapshot: Snapshot, masks: Masks) -> _Table:
+def _made(snapshot: Snapshot, masks: Masks) -> Table:
     parts = np.zeros((len(masks), len(scan.FIELDS)), dtype=np.int64)
     turns: list[Rotation | None] = []
     kept: list[Any] = list(masks)
@@ -174,7 +174,7 @@ def _made(snapshot: Snapshot, masks: Masks) -> _Table:
         units += _pieces(i, coded, part.n, scan.UNIT)
         units += _pieces(i, 0, coded, scan.UNIT)
     ends = np.array(cuts(snapshot.dim), np.int64)
-    return _Table(parts, np.array(units, np.int64).reshape(-1, 3), ends, turns, kept, passed)
+    return Table(parts, np.array(units, np.int64).reshape(-1, 3), ends, turns, kept, passed)
 
 
 def _row(part: Part, codes: Codes | None) -> I64:
@@ -201,7 +201,7 @@ def _address(array: npt.NDArray[Any]) -> int:
     return address
 
 
-def _coded(query: F32, table: _Table) -> tuple[npt.NDArray[np.int16], F64]:
+def _coded(query: F32, table: Table) -> tuple[npt.NDArray[np.int16], F64]:
     """The query's codes for each rotation that there is."""
     many = len(table.turns)
     numbers, told = np.empty((many, query.size), np.int16), np.empty((many, 3, 4))
@@ -224,18 +224,19 @@ def best_many(snapshot: Snapshot, masks: Masks, queries: F32, ask: Ask) -> list[
     if len(queries) > MOST:
         shares = (queries[start : start + MOST] for start in range(0, len(queries), MOST))
         return [found for share in shares for found in best_many(snapshot, masks, share, ask)]
-    passed = _table(snapshot, masks).passed
+    table = scanned(snapshot, masks)
+    passed = table.passed
     k = min(ask.k, passed)
     if k == 0 or len(queries) < FEW:
         return [best(snapshot, masks, query, ask) for query in queries]
     q, capacity = len(queries), min(k + SPARE + k // 8, passed)
-    heaps, exact = _heap(q, capacity), np.full((q, capacity), -np.inf)
-    sizes = np.zeros(q, dtype=np.int64)
+    heaps, sizes = _heap(q, capacity), np.zeros(q, dtype=np.int64)
     alpha, beta, gamma = ask.weights
     width = min(ROWS, BATCH_BYTES // (4 * q) // BLOCK * BLOCK)
     room, known = np.empty(q * width, np.float32), np.empty(width, np.float32)
     peaks = np.empty(width // BLOCK, np.float32)
-    pieces = [piece for i in range(len(masks) - 1, -1, -1) for piece in _pieces(i, 0, snapshot.parts[i].n, width)]
+    some = [i for i, mask in enumerate(masks) if mask is EVERY or mask.any()]
+    pieces = [piece for i in reversed(some) for piece in _pieces(i, 0, snapshot.parts[i].n, width)]
     for i, first, last in pieces:
         part, n = snapshot.parts[i], last - first
         vector, event_time, importance, id_hi, id_lo = (part.columns[name][first:last] for name in SCANNED)
@@ -248,18 +249,12 @@ def best_many(snapshot: Snapshot, masks: Masks, queries: F32, ask: Ask) -> list[
             dots, known[:n], event_time, id_hi, id_lo, queries.shape[1], alpha, ask.min_similarity, ask.min_score,
             part.base + first, *heaps, sizes,
         )  # fmt: skip
-    for part in snapshot.parts:
-        columns = part.columns
-        scan.rescore(
-            columns["vector"], queries, columns["event_time"], columns["importance"], ask.now, ask.decay_rate,
-            alpha, beta, gamma, ask.min_similarity, ask.min_score, part.base, heaps[4], sizes, exact,
-        )  # fmt: skip
+    best_of, many = rescored(table, queries, ask, k, heaps[4], sizes)
     error = KNOWN_ERROR + alpha * scan.dot_error(queries.shape[1])
     found = []
     for i in range(q):
         size = int(sizes[i])
-        allowed = exact[i, :size] > -np.inf
-        scores, positions = topk.ranked(k, *(array[i, :size][allowed] for array in (exact, *heaps[1:])))
+        scores, positions = best_of[0][i, : many[i]], best_of[4][i, : many[i]]
         dropped = float(heaps[0][i, 0]) if size == capacity and size < passed else -np.inf
         if dropped > -np.inf and (len(scores) < k or scores[-1] <= dropped + error):
             found.append(best(snapshot, masks, queries[i], ask))
@@ -267,6 +262,16 @@ def best_many(snapshot: Snapshot, masks: Masks, queries: F32, ask: Ask) -> list[
             counted = (0, 0, 0, 0, passed, size)
             found.append(Found(scores, positions, "batched product", snapshot.rows(), passed, counted))
     return found
+
+
+def rescored(table: Table, queries: F32, ask: Ask, k: int, candidates: I64, sizes: I64) -> tuple[Heap, list[int]]:
+    """The exact top k among the candidates of each query, in order, and how many they are. As `scan.rescore`."""
+    found, many = _heap(len(queries), k), np.zeros(len(queries), np.int64)
+    scan.rescore(
+        table.parts, queries, ask.now, ask.decay_rate, *ask.weights, ask.min_similarity, ask.min_score, candidates,
+        sizes, *found, many,
+    )  # fmt: skip
+    return found, many.tolist()
 
 
 def _pieces(part: int, first: int, last: int, most: int) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,6 +27,7 @@ from memcore.config import UNDO_DAYS
 from memcore.errors import DimensionMismatch, InvalidInput, StoreClosed, StoreCorrupt
 from memcore.store.codes import DERIVED, Coder
 from memcore.store.cold import COLD, Cold, Folder, Place, Shelf, Tables, rewritten, seqs_of
+from memcore.store.graphs import Graphs, Wanted
 from memcore.store.partition import SWEEP_SHARE, UPSERTED, Partition, Ref, Save, Shown
 from memcore.store.segment import FIXED, MARKS, TEXTS, Columns, Segment, alike, own, zeros
 from memcore.store.snapshot import Snapshot
@@ -113,9 +114,10 @@ class Catalog:
         self.forgettings: list[Forgetting] = []  # of a store in a directory only those under way
         self._swept = 0  # how many of them allowed rows to go at the last sweep
         self.coder = self._new_coder()
+        self.graphs = Graphs(None if journal is None else journal.directory / DERIVED)
         self.imports: dict[str, str] = {}  # how far imports are that aren't done, by their file; of a store in RAM
         self.imported: list[tuple[str, str | None]] = []  # what the transaction changes of that
-        self.on_fork: list[Callable[[], None]] = []
+        self.on_fork: list[Callable[[], None]] = [self.graphs.forked]
         self.quiet: list[threading.RLock] = []  # what a fork waits for, beside the catalog's own lock
         self.place: Place = Tables() if journal is None else Folder(journal.directory / COLD)
         self._shelf = Shelf(self.place)
@@ -182,8 +184,9 @@ class Catalog:
 
     def _snapshot(self, scope: Name, shown: Shown, cold: Sequence[Segment] = ()) -> Snapshot:
         return Snapshot(
-            shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names, coder=self.coder, cold=cold
-        )
+            shown, tenant_id=scope[0], project_id=scope[1], dim=self.dim, names=self.names, coder=self.coder,
+            graphs=self.graphs, cold=cold,
+        )  # fmt: skip
 
     def whole(self, scope: Name, *, hot: bool = True) -> Snapshot:
         """What readers see of a scope with its cold tier, or of that alone. Its files are read without the lock."""
@@ -254,6 +257,14 @@ class Catalog:
 
             self._reading(read)
         return sorted(scope for scope in names if scope in self.partitions and self.partitions[scope].live())
+
+    def graphs_due(self) -> Iterator[tuple[Wanted, Partition, list[Segment]]]:
+        """The graphs that are to be made, of the scopes that are in RAM, and over which segments."""
+        self.graphs.look()
+        for wanted in sorted(self.graphs.wanted):
+            for partition in list(self.partitions.values()):
+                if due := self.graphs.due(partition.shown.segments, wanted):
+                    yield wanted, partition, due
 
     # What other processes have written
 

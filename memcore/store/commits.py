@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from memcore.errors import MemcoreError, StoreClosed
+from memcore.store import graphs
 from memcore.store.catalog import CLOSED, Catalog, Name
+from memcore.store.hnsw import THREADS
 from memcore.store.segment import MARKS
 from memcore.store.steps import step
 
@@ -30,7 +32,7 @@ _MOST = 512  # writes a transaction
 @dataclass(frozen=True, slots=True)
 class CompactReport:
     """What `compact` did: row versions dropped, since they were forgotten; files written and removed; bytes before and
-    after, of a store in RAM those of its rows.
+    after, of a store in RAM those of its rows; rows that were put into graphs, for approximate recall.
     """
 
     dropped: int
@@ -38,6 +40,7 @@ class CompactReport:
     removed: int
     bytes_before: int
     bytes_after: int
+    indexed: int = 0
 
 
 class Batch(Protocol[Item, Result]):
@@ -172,13 +175,23 @@ class Commits:
                 # Last of all, and together: whoever comes here again still finds whom to wake.
                 self._taken, self._leader = [], following
 
-    def sweep(self) -> CompactReport:
-        """Frees all that was forgotten in a store in RAM."""
+    def sweep(self, progress: graphs.Progress) -> CompactReport:
+        """Frees all that was forgotten in a store in RAM, and makes the graphs that are due."""
         catalog = self._catalog
         with catalog.lock:
             before = catalog.nbytes()
             dropped = catalog.sweep(all=True)
-            return CompactReport(dropped, 0, 0, before, catalog.nbytes())
+            after = catalog.nbytes()
+            every = [segment for p in catalog.partitions.values() for segment in p.shown.segments]
+        catalog.graphs.drop({graphs.key_of(segment) for segment in every})
+        made = 0
+        while (due := next(catalog.graphs_due(), None)) is not None:
+            wanted, partition, segments = due
+            run = graphs.build(segments, wanted, threads=THREADS, stopping=lambda: catalog.closed, progress=progress)
+            if run is None or not catalog.graphs.take(run, partition.shown.segments):
+                break
+            made += run.rows
+        return CompactReport(dropped, 0, 0, before, after, made)
 
     def flush_counts(self) -> None:
         """Has what was counted of accesses on disk."""

@@ -25,13 +25,15 @@ import numpy.typing as npt
 from memcore.clock import DAY, system, to_micros
 from memcore.config import UNDO_DAYS
 from memcore.errors import MemcoreError, StoreError, StoreLocked
-from memcore.store import cold, derived, files
+from memcore.store import cold, derived, files, graphs
 from memcore.store import segment as segments
 from memcore.store.catalog import Catalog, Name
 from memcore.store.codes import DERIVED
 from memcore.store.cold import ColdFile
 from memcore.store.commits import Commits, CompactReport
 from memcore.store.files import SEGMENTS, Share, Source, crcs_of
+from memcore.store.graphs import Progress
+from memcore.store.hnsw import THREADS
 from memcore.store.journal import Reader
 from memcore.store.load import open_file
 from memcore.store.partition import Partition
@@ -46,6 +48,7 @@ MERGED_FILES = 8
 _DELETED = 1000  # rows of the journal a transaction: 2 ms
 _EVERY = 5.0  # seconds between two looks
 LOCK = "maintenance.lock"
+GRAPHS_LOCK = "graphs.lock"
 
 
 class Maintenance:
@@ -58,6 +61,7 @@ class Maintenance:
         self._lock = threading.RLock()  # one thread at a time; a fork waits for it
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        self._grapher: threading.Thread | None = None
         self._stopping = False
         self.fault: BaseException | None = None  # why the last round in the background failed
         catalog.quiet.append(self._lock)
@@ -89,15 +93,15 @@ class Maintenance:
                 self.fault = fault
 
     def _forked(self) -> None:
-        self._thread, self._wake = None, threading.Event()
+        self._thread, self._grapher, self._wake = None, None, threading.Event()
 
     def stop(self) -> None:
         """Ends the thread, and writes the counters. Sealing is left to who opens the store next, unless it is due."""
         self._stopping = True
         self._wake.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        for thread in (self._thread, self._grapher):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
         self._commits.flush_counts()
 
     def work(self, now: int) -> None:
@@ -120,11 +124,49 @@ class Maintenance:
             with self._alone(0) as alone:
                 if alone:
                     self._derive()
+        self._make_graphs_apart()
 
     def _derive(self) -> None:
         """Has the codes of segment files made and kept, of the scopes that are in RAM."""
         for partition in list(self._catalog.partitions.values()):
             derived.keep(self._catalog.coder, partition.shown.segments, lambda: self._stopping)
+
+    # Graphs, which take minutes to make, and meanwhile no lock that writers or maintenance need
+
+    def _make_graphs_apart(self) -> None:
+        """Has graphs that are due made in a thread of their own, on one core."""
+        thread = self._grapher
+        if (thread is None or not thread.is_alive()) and next(self._catalog.graphs_due(), None) is not None:
+            self._grapher = threading.Thread(target=self._run_graphs, name="memcore-graphs", daemon=True)
+            self._grapher.start()
+
+    def _run_graphs(self) -> None:
+        try:
+            self._make_graphs(1, lambda: self._stopping, lambda *_: None)
+        except Exception as fault:  # told by stats(); the next round tries again
+            self.fault = fault
+
+    def _make_graphs(self, threads: int, stopping: Callable[[], bool], progress: Progress) -> int:
+        """Makes the graphs that are due, unless another process is at it; the rows that they cover."""
+        made = 0
+        if next(self._catalog.graphs_due(), None) is None:
+            return made
+        (self.directory / DERIVED).mkdir(exist_ok=True)
+        with alone(self.directory, 0, f"{DERIVED}/{GRAPHS_LOCK}") as mine:
+            while mine and (due := next(self._catalog.graphs_due(), None)) is not None:
+                wanted, partition, segments = due
+                run = graphs.build(segments, wanted, threads=threads, stopping=stopping, progress=progress)
+                if run is None:
+                    break
+                with self._alone(self._journal.lock_timeout):
+                    self._refresh()
+                    step("before a graph is kept")
+                    taken = self._catalog.graphs.take(run, partition.shown.segments)
+                    step("after a graph is kept")
+                if not taken:
+                    break
+                made += run.rows
+        return made
 
     def keep_up(self, now: int) -> None:
         """Has the work done here and now if it is far behind: for who writes faster than the background seals."""
@@ -152,8 +194,10 @@ class Maintenance:
             while self._seal(frozenset()):
                 pass
 
-    def compact(self) -> CompactReport:
-        """Seals all rows, drops all that was forgotten, joins small files, and leaves no byte of it anywhere."""
+    def compact(self, progress: Progress) -> CompactReport:
+        """Seals all rows, drops all that was forgotten, joins small files, and leaves no byte of it anywhere. Makes the
+        graphs that are due.
+        """
         with self._alone(self._journal.lock_timeout):
             before = self._size()
             self._commits.flush_counts()
@@ -175,8 +219,32 @@ class Maintenance:
                 step("after the WAL is cut")
             self._tidy()
             self._refresh()
+            self._drop_graphs()
+            self._load_large()
             self._derive()
-        return CompactReport(dropped, written, removed, before, self._size())
+        made = self._make_graphs(THREADS, lambda: self._stopping, progress)
+        return CompactReport(dropped, written, removed, before, self._size(), made)
+
+    def _drop_graphs(self) -> None:
+        """Removes the graphs that may hold what was forgotten."""
+        with self._journal.maintaining() as reader:
+            parts = reader.select("SELECT file, start FROM parts p JOIN segments s ON s.id = p.segment")
+        self._catalog.graphs.drop({(file, start) for file, start in parts})
+
+    def _load_large(self) -> None:
+        """Has the scopes in RAM that are large enough for a graph."""
+        least = min((wanted.least_rows for wanted in self._catalog.graphs.wanted), default=None)
+        if least is None:
+            return
+        with self._journal.maintaining() as reader:
+            large = reader.select(
+                "SELECT tenant, project FROM parts p JOIN scopes c ON c.id = p.scope "
+                "GROUP BY scope HAVING sum(rows) >= ?",
+                max(least, graphs.LEAST_ROWS),
+            )
+        for tenant, project in large:
+            with self._catalog.lock:
+                self._catalog.loaded((tenant, project))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -544,6 +612,7 @@ class Maintenance:
             if path.name not in named and files.is_own(path.name) and not unknown_in(path, seq, self._known):
                 path.unlink(missing_ok=True)
         derived.tidy(self.directory / DERIVED, named)
+        graphs.tidy(self.directory / DERIVED, named)
 
     def _known(self, scope: Name, seqs: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
         """The low halves of the ids that a scope has under some seqs, and whether it has one."""
@@ -558,9 +627,9 @@ class Maintenance:
 
 
 @contextlib.contextmanager
-def alone(directory: Path, patience: float) -> Iterator[bool]:
+def alone(directory: Path, patience: float, lock: str = LOCK) -> Iterator[bool]:
     """While no other process maintains a store; False if one does and there is no patience."""
-    path = directory / LOCK
+    path = directory / lock
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as fault:

@@ -23,6 +23,7 @@ from memcore.gate import KINDS
 from memcore.schema import LINK_SCHEMA, TIMESTAMP, Record, decimal, record_schema
 from memcore.store.codes import Coder
 from memcore.store.files import reading
+from memcore.store.graphs import Graphs
 from memcore.store.links import NEVER, SUMMARIZES, View
 from memcore.store.partition import Shown
 from memcore.store.segment import FIXED, TEXTS, Columns, Segment
@@ -55,12 +56,13 @@ class Selection:
 class Masks(list[Mask]):
     """Masks, one a part; from when and up to when they hold; and how `search` scans what they let through."""
 
-    __slots__ = ("scanned", "since", "until")
+    __slots__ = ("covered", "scanned", "since", "until")
 
     def __init__(self, masks: Sequence[Mask]) -> None:
         super().__init__(masks)
         self.since, self.until = FIRST, LAST
         self.scanned: Any = None
+        self.covered: Any = None  # what graphs cover of it
 
 
 class Part:
@@ -83,7 +85,19 @@ class Snapshot:
     it is the writer's own, and grows. Parts of the cold tier, where it is asked for, come before the others.
     """
 
-    __slots__ = ("_masks", "coder", "cold", "dim", "links", "names", "parts", "project_id", "seq", "tenant_id")
+    __slots__ = (
+        "_masks",
+        "coder",
+        "cold",
+        "dim",
+        "graphs",
+        "links",
+        "names",
+        "parts",
+        "project_id",
+        "seq",
+        "tenant_id",
+    )
 
     def __init__(
         self,
@@ -94,6 +108,7 @@ class Snapshot:
         dim: int,
         names: Sequence[str],
         coder: Coder,
+        graphs: Graphs,
         cold: Sequence[Segment] = (),
     ) -> None:
         self.seq = shown.seq
@@ -103,6 +118,7 @@ class Snapshot:
         self.dim = dim
         self.names = names
         self.coder = coder
+        self.graphs = graphs
         self._masks: dict[tuple[Selection, Hashable], Masks] = {}
         self.parts: list[Part] = []
         base = 0

@@ -298,9 +298,9 @@ def test_a_minimum_of_similarity_spares_the_reading():
 
 
 def screened(chunk, queries, capacity, shares, rate, minima, block=64, base=5):
-    """What a batch does: per block a product and `screen`, in the end `rescore`. Heaps, sizes, exact scores."""
+    """What a batch does: per block a product and `screen`. The heaps and their sizes."""
     n, q = len(chunk.vectors), len(queries)
-    heaps, sizes, exact = heap(q, capacity), np.zeros(q, np.int64), np.full((q, capacity), 7.0)
+    heaps, sizes = heap(q, capacity), np.zeros(q, np.int64)
     for first in range(0, n, block):
         rows = slice(first, first + block)
         columns = [column[rows] for column in chunk]
@@ -310,24 +310,40 @@ def screened(chunk, queries, capacity, shares, rate, minima, block=64, base=5):
             queries @ columns[0].T, known, columns[1], columns[3], columns[4], queries.shape[1], shares[0],
             *minima.values(), base + first, *heaps, sizes,
         )  # fmt: skip
-    for first in range(0, n, block + 1):
-        rows = slice(first, first + block + 1)
-        scan.rescore(
-            chunk.vectors[rows], queries, chunk.event_time[rows], chunk.importance[rows], NOW, rate, *shares,
-            *minima.values(), base + first, heaps[4], sizes, exact,
-        )  # fmt: skip
-    return heaps, sizes, exact
+    return heaps, sizes
+
+
+def rescored(chunk, queries, k, candidates, sizes, shares, rate, minima, base=5, width=65):
+    """The best k of the candidates of each query, as a batch ends: (score, row) in order."""
+    parts, kept = [], []
+    for first in range(0, len(chunk.vectors), width):
+        arrays = [np.ascontiguousarray(column[first : first + width]) for column in chunk[:5]]
+        kept.append(arrays)
+        row = dict.fromkeys(scan.FIELDS, 0)
+        row["base"] = base + first
+        row.update(
+            zip(("vectors", "times", "importance", "id_hi", "id_lo"), (address(array) for array in arrays), strict=True)
+        )
+        parts.append(list(row.values()))
+    found, many = heap(len(queries), k), np.zeros(len(queries), np.int64)
+    scan.rescore(
+        np.array(parts, np.int64).reshape(-1, len(scan.FIELDS)), queries, NOW, rate, *shares, *minima.values(),
+        candidates, sizes, *found, many,
+    )  # fmt: skip
+    return [
+        list(zip(found[0][q, :size].tolist(), found[4][q, :size].tolist(), strict=True)) for q, size in enumerate(many)
+    ]
 
 
 @drawn.thorough(300)
 @given(case=asked(), data=st.data())
-def test_screening_keeps_what_may_be_among_the_best_and_rescoring_is_exact(case, data):
+def test_screening_keeps_what_may_be_among_the_best(case, data):
     chunk, query, k, shares, rate, minima = case
     assume(len(chunk.vectors) < BLOCK - 1)
     other = data.draw(drawn.queries(chunk.vectors))
     queries = np.stack([query, other])
     capacity = k + data.draw(st.integers(0, 5))
-    heaps, sizes, exact = screened(chunk, queries, capacity, shares, rate, minima)
+    heaps, sizes = screened(chunk, queries, capacity, shares, rate, minima)
     error = KNOWN_ERROR + shares[0] * scan.dot_error(queries.shape[1])
     for q in range(2):
         size = sizes[q]
@@ -339,13 +355,30 @@ def test_screening_keeps_what_may_be_among_the_best_and_rescoring_is_exact(case,
             cosine = naive.dot64(chunk.vectors[row - 5], queries[q])
             meets = cosine >= minima["min_similarity"] and entry.score >= minima["min_score"]
             if row in kept:
-                at = kept.index(row)
-                assert abs(heaps[0][q, at] - entry.score) <= error
-                assert exact[q, at] == (entry.score if meets else -math.inf)
+                assert abs(heaps[0][q, kept.index(row)] - entry.score) <= error
             elif meets:
                 assert entry.score <= lowest + error
         assert set(kept) <= set(scores)
-        assert (exact[q, size:] == 7).all()
+
+
+@drawn.thorough(200)
+@given(case=asked(), data=st.data())
+def test_rescoring_ranks_the_candidates_exactly(case, data):
+    chunk, query, k, shares, rate, minima = case
+    n = len(chunk.vectors)
+    assume(0 < n < BLOCK - 1)
+    queries = np.stack([query, data.draw(drawn.queries(chunk.vectors))])
+    chosen = [data.draw(st.lists(st.integers(0, n - 1), unique=True)) for _ in queries]
+    candidates = np.full((2, max(map(len, chosen))), -1, np.int64)
+    for q, rows in enumerate(chosen):
+        candidates[q, : len(rows)] = np.array(rows, np.int64) + 5
+    told = rescored(chunk, queries, k, candidates, np.array([len(rows) for rows in chosen]), shares, rate, minima)
+    for q, rows in enumerate(chosen):
+        only = np.zeros(n, np.uint8)
+        only[rows] = 1
+        assert told[q] == expected(
+            naive.scan(chunk._replace(allowed=only), queries[q], k, shares, NOW, rate, **minima), 5
+        )
 
 
 @drawn.thorough(50)
@@ -354,10 +387,8 @@ def test_screening_with_room_for_all_is_exact(case):
     chunk, query, k, shares, rate, minima = case
     n = len(chunk.vectors)
     assume(0 < n < BLOCK - 1)
-    heaps, sizes, exact = screened(chunk, query[None], n, shares, rate, minima)
-    allowed = exact[0, : sizes[0]] > -math.inf
-    scores, rows = topk.ranked(k, *(column[0, : sizes[0]][allowed] for column in (exact, *heaps[1:])))
-    told = list(zip(scores.tolist(), rows.tolist(), strict=True))
+    heaps, sizes = screened(chunk, query[None], n, shares, rate, minima)
+    (told,) = rescored(chunk, query[None], k, heaps[4], sizes, shares, rate, minima)
     assert told == expected(naive.scan(chunk, query, k, shares, NOW, rate, **minima), 5)
 
 
