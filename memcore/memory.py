@@ -836,13 +836,16 @@ class Scope:
             for ref in refs:
                 if ref.get("forgotten_seq") not in erased:
                     hot.setdefault(ref.name, []).append(ref)
-            mine = {name: versions for name, versions in hot.items() if self._owns(versions[-1])}
-            used = partition.known(set(mine))
-            cold = moving.cold_versions(catalog, partition, set(asked) - set(mine))
-            mine |= {name: versions for name, versions in cold.items() if self._owns(versions[-1])}
-            used |= partition.known(set(mine) & set(cold), cold=False)
+            cold = moving.cold_versions(catalog, partition, set(asked))
+            for name in hot.keys() & cold.keys():  # an id that was used again: the memory that had it last
+                at, forgotten = (versions[name][0].get("forgotten_seq") for versions in (cold, hot))
+                del (cold if 0 < at < forgotten else hot)[name]
+            both = {**hot, **cold}
+            mine = {name: both[name] for name in asked if name in both and self._owns(both[name][-1])}
+            used = partition.known(set(mine), cold=False)
             back, in_use, from_cold = [], [], []
             retried: set[tuple[int, int, str]] = set()
+            undone: dict[tuple[int, int], int] = {}
             for name, versions in mine.items():
                 key, kind = versions[-1].text("key"), versions[-1].get("kind")
                 rival = key is not None and kind in UPSERTED and partition.by_key(kind, key)
@@ -856,6 +859,7 @@ class Scope:
                     continue
                 back.append(name)
                 retried |= first
+                undone[name] = versions[0].get("forgotten_seq")
                 if name in cold:
                     from_cold.extend(versions)
                 else:
@@ -864,6 +868,7 @@ class Scope:
                 catalog.seq += 1
             if from_cold:
                 moving.bring_back(catalog, self._name, from_cold, moment)
+            catalog.link_again(self._name, {name: commit for name, commit in undone.items() if commit})
             missing = [name for name in asked if name not in mine]
             return RestoreReport(*([_ids.to_text(*name) for name in names] for names in (back, missing, in_use)))
 
@@ -1437,6 +1442,7 @@ class Memory(Scope):
             "embedder": _told_embedder(embedder, engine.catalog.fingerprint),
             "weights": builtins.list(engine.weights),
             "decay_rate": engine.decay_rate,
+            "graphs": engine.catalog.graphs.told(),
             "path": None if engine.directory is None else str(engine.directory.path),
         }
 

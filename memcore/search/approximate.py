@@ -15,14 +15,10 @@ import numpy.typing as npt
 
 from memcore.search import exact
 from memcore.search.ask import Ask, Found
-from memcore.store.graphs import Run, asked, key_of
+from memcore.store.graphs import HEAVY, SCORED, Run, asked, key_of
 from memcore.store.snapshot import EVERY, Mask, Masks, Snapshot
 
-EFFORT = 400  # rows that a walk keeps in view: at 200,000 x 256 it finds .991 to .999 of the exact top 10
-WIDE_EFFORT = 600  # with so much weight on similarity alone, which is the hardest to rank by
-WIDE_ALPHA = 0.6
-MOST_EFFORT = 4  # times that, for filters
-SCORED = 64  # candidates of a graph that are scored exactly, at least: its own scores are off by some .002
+MOST_EFFORT = 4  # times a graph's own, for filters
 AT_ONCE = 2048  # queries: the walk's results for them take 8 MB
 
 F32 = npt.NDArray[np.float32]
@@ -48,14 +44,17 @@ class Covered(NamedTuple):
     rest: Masks
 
 
-def covering(snapshot: Snapshot, masks: Masks, made_of: tuple[tuple[Run, ...], str, float]) -> Covered:
-    """What the graphs of `made_of` (all of them, a backend and a lambda) cover of what the masks let through."""
-    _, backend, decay_rate = made_of
+def covering(snapshot: Snapshot, masks: Masks, made_of: tuple[tuple[Run, ...], str, float, bool]) -> Covered:
+    """What the graphs of `made_of` (all of them, a backend, a lambda, and whether similarity has much weight) cover of
+    what the masks let through.
+    """
+    _, backend, decay_rate, heavy = made_of
     places = {key_of(part.segment): i for i, part in enumerate(snapshot.parts) if part.n == part.segment.n}
     rest = Masks(masks)
     used, rows, passed = [], 0, 0
     for run in snapshot.graphs.of(backend, decay_rate):
-        if run.dim != snapshot.dim or not places.keys() & set(run.keys) or run.graph() is None:
+        usable = run.dim == snapshot.dim and run.effort(HEAVY if heavy else 0.0)
+        if not usable or not places.keys() & set(run.keys) or run.graph() is None:
             continue
         allowed: Mask = np.zeros(run.rows, np.uint8)
         moved = np.zeros(len(run.keys), np.int64)
@@ -84,8 +83,8 @@ def best_many(snapshot: Snapshot, masks: Masks, there: Covered, queries: F32, as
     wanted = max(SCORED, 2 * k)
     columns: list[I64] = []
     sure = np.logical_or.reduce(queries != 0, axis=1)  # nothing is similar to a query of zeros
-    base = WIDE_EFFORT if ask.weights.alpha >= WIDE_ALPHA else EFFORT
     for used in there.used:
+        base = used.run.effort(ask.weights.alpha)
         effort = min(int(base * used.run.rows / max(used.passed, 1)), MOST_EFFORT * base)
         candidates, many = _candidates(used, queries, ask, max(effort, wanted), wanted)
         columns.append(candidates)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from memcore.search import approximate, exact
 from memcore.search.ask import Ask, Found
 from memcore.search.planner import Planner
+from memcore.store.graphs import HEAVY
 from memcore.store.snapshot import Masks, Snapshot
 
 MOST_K = 100  # more are as soon found by the exact scan
@@ -41,7 +42,7 @@ def _covered(snapshot: Snapshot, masks: Masks, ask: Ask, planner: Planner) -> ap
     if passed < max(planner.least_rows, ask.k):
         return None
     snapshot.graphs.look()
-    made_of = (snapshot.graphs.runs, planner.backend, ask.decay_rate)
+    made_of = (snapshot.graphs.runs, planner.backend, ask.decay_rate, ask.weights.alpha >= HEAVY)
     there: approximate.Covered | None = masks.covered
     if there is None or there.of != made_of:
         there = masks.covered = approximate.covering(snapshot, masks, made_of)

@@ -303,12 +303,13 @@ class Catalog:
             self.touched = self.counted = state.touched
         if self._begun is None:
             if state.seq:  # until then they are as whoever opened the store would make them
-                if (state.dim, state.fingerprint) != (self.dim, self.fingerprint) and self.dim:
-                    self.partitions, self.coder = {}, self._new_coder()  # all was embedded anew
-                    self.dim = state.dim
-                elif state.dim != self.dim:
-                    self.widen(state.dim)
-                self.fingerprint = state.fingerprint
+                if (state.dim, state.fingerprint) != (
+                    self.dim,
+                    self.fingerprint,
+                ):  # all was embedded anew, or the first
+                    self.count_accesses()  # of the rows that are in RAM
+                    self.partitions, self.coder = {}, self._new_coder() if self.dim else self.coder
+                self.dim, self.fingerprint = state.dim, state.fingerprint
             for name in self.journal.names_from(len(self.names)):
                 self._codes[name] = len(self.names)
                 self.names.append(name)
@@ -681,6 +682,40 @@ class Catalog:
         if partition.links.n:
             partition.links.forget(names, self.seq, again=erased)
         return self.seq
+
+    def link_again(self, scope: Name, undone: Mapping[tuple[int, int], int]) -> None:
+        """Brings back the links of memories that are here again, by their ids: those that the commit has hidden which
+        has forgotten each and is undone. What another commit has hidden, such as one that erased it, or forgot a memory
+        that had the same id before, stays as it is. Under the lock.
+        """
+        partition = self.partition(scope)
+        hidden = partition.links.hidden(undone) if undone and partition.links.n else []
+        if not hidden:
+            return
+        ends = {end for _, _, *both in hidden for end in both}
+        here, gone = partition.known(ends), self._forgotten_last(partition, ends)
+        for row, seq, *both in hidden:
+            # An end that was forgotten since, also if its id is in use again: the link waits until that is undone.
+            later = max((commit for end in both if (commit := gone.get(end, 0)) > seq), default=0)
+            if later or here.issuperset(both):
+                partition.links.put(row, "forgotten_seq", later)
+
+    def _forgotten_last(self, partition: Partition, names: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """Of those of the ids that have versions in either tier which are forgotten and could be restored, the last
+        commit that has forgotten some.
+        """
+        found: set[tuple[tuple[int, int], int]] = set()
+        for segment in (*partition.segments, *partition.cold_segments()):
+            for row in segment.view().rows_with(names).tolist():
+                ref = Ref(segment, row)
+                if commit := ref.get("forgotten_seq"):
+                    found.add((ref.name, commit))
+        erased = self.erased({commit for _, commit in found})
+        last: dict[tuple[int, int], int] = {}
+        for name, commit in found:
+            if commit not in erased:
+                last[name] = max(commit, last.get(name, 0))
+        return last
 
     def link(self, scope: Name, columns: Columns, relations: Sequence[str], attributes: Sequence[str | None]) -> None:
         """Appends links: `columns` as of `links.FIXED`, but for seqs, the codes of `relations` and marks. Under the

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memcore.store import graphs
 from memcore.store.codes import Coder, Codes, Rotation
 from memcore.store.files import Source, appearing, on_disk
 from memcore.store.segment import Segment
@@ -111,11 +112,25 @@ def damaged(path: Path) -> bool:
         return True
 
 
+def damaged_in(folder: Path) -> list[Path]:
+    """The files of a folder of derived data that are not as they were written."""
+    found = [path for path in sorted(folder.glob("*.arrow")) if damaged(path)]
+    rotation = folder / _ROTATION
+    if rotation.exists() and _read_rotation(rotation) is None:
+        found.append(rotation)
+    return found + graphs.damaged_in(folder)
+
+
 def read_rotation(folder: Path, dim: int) -> Rotation | None:
     """The store's rotation, if it has one of this width."""
+    rotation = _read_rotation(folder / _ROTATION)
+    return rotation if rotation is not None and len(rotation.matrix) == dim else None
+
+
+def _read_rotation(path: Path) -> Rotation | None:
     with suppress(OSError, ValueError, EOFError):
-        matrix = np.load(folder / _ROTATION)
-        if matrix.shape == (dim, dim) and matrix.dtype == np.float64 and _orthonormal(matrix):
+        matrix = np.load(path)
+        if matrix.shape == matrix.shape[::-1] and matrix.dtype == np.float64 and _orthonormal(matrix):
             return Rotation(np.ascontiguousarray(matrix))
     return None
 

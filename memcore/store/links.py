@@ -3,8 +3,8 @@
 A link is a row that is appended once: from a memory, by a relation, to a memory, with attributes, and the times from
 and up to which it holds. What happens to it later is marked with the seq of its commit, as with memories, so that a
 reader's view never changes: that it was ended, and that one of its ends was forgotten. One that was ended as of a time
-still to come can be ended again, earlier. A link is seen only while both its ends are here; `restore` of an end brings
-it back.
+still to come can be ended again, earlier. A link is seen only while both its ends are here: to take back the commit
+that forgot an end brings it back. It is not that of another memory which has got the id of an end since.
 
 The columns are changed under the catalog's lock; a view of the first rows may be taken and kept without it.
 """
@@ -34,7 +34,7 @@ FIXED: dict[str, npt.DTypeLike] = {
     "valid_to": np.int64,
     "ended_seq": np.int64,  # 0: never ended; else the seq of the commit that ended it
     "ended_at": np.int64,  # up to when it holds then, which `valid_to` gives way to
-    "forgotten_seq": np.int64,  # 0: both its ends are here; else the seq of the commit that forgot one
+    "forgotten_seq": np.int64,  # 0: both its ends are here; else the commit that must be taken back for it to be seen
 }
 MARKS = ("ended_seq", "ended_at", "forgotten_seq")
 I64 = npt.NDArray[np.int64]
@@ -244,11 +244,18 @@ class LinkTable:
         for row in np.flatnonzero(touched & (again | (view.columns["forgotten_seq"] == 0))).tolist():
             self.put(row, "forgotten_seq", seq)
 
-    def forgotten(self, names: set[Name]) -> list[tuple[int, Name, Name]]:
-        """The links of these memories that are marked as not to be seen, and both their ends."""
+    def hidden(self, commits: Mapping[Name, int]) -> list[tuple[int, int, Name, Name]]:
+        """The links of these memories that the commit of each has hidden: row, seq, and both ends."""
         view = self.view()
-        rows = np.flatnonzero((view.at("src", names) | view.at("dst", names)) & (view.columns["forgotten_seq"] != 0))
-        return list(zip(rows.tolist(), view.names("src", rows), view.names("dst", rows), strict=True))
+        marked = np.isin(view.columns["forgotten_seq"], np.fromiter(commits.values(), np.int64, len(commits)))
+        rows = np.flatnonzero((view.at("src", commits) | view.at("dst", commits)) & marked)
+        cells = (view.columns[name][rows].tolist() for name in ("seq", "forgotten_seq"))
+        ends = (view.names(end, rows) for end in ("src", "dst"))
+        return [
+            (row, seq, src, dst)
+            for row, seq, commit, src, dst in zip(rows.tolist(), *cells, *ends, strict=True)
+            if commit in (commits.get(src), commits.get(dst))
+        ]
 
     def take_in(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows of the journal, in the order of their seqs, as (seq, src, relation, dst, attributes, times and marks …):

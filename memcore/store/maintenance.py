@@ -37,6 +37,7 @@ from memcore.store.hnsw import THREADS
 from memcore.store.journal import Reader
 from memcore.store.load import open_file
 from memcore.store.partition import Partition
+from memcore.store.restore import LAST
 from memcore.store.salvage import unknown_in
 from memcore.store.segment import FIXED, MARKS, Columns
 from memcore.store.steps import step
@@ -109,7 +110,7 @@ class Maintenance:
         self._commits.flush_counts()
         due = self._catalog.unsealed() >= SEAL_ROWS or self._commits.bytes_written >= SEAL_BYTES
         if due:
-            with self._alone(0) as alone:
+            with self._alone(None) as alone:
                 if alone:
                     self._tidy()
                     while self._seal(frozenset()) and self._catalog.unsealed() >= SEAL_ROWS:
@@ -121,7 +122,7 @@ class Maintenance:
         self._refresh()
         coder = self._catalog.coder
         if any(derived.lacks(coder, s) for p in list(self._catalog.partitions.values()) for s in p.shown.segments):
-            with self._alone(0) as alone:
+            with self._alone(None) as alone:
                 if alone:
                     self._derive()
         self._make_graphs_apart()
@@ -152,7 +153,7 @@ class Maintenance:
         if next(self._catalog.graphs_due(), None) is None:
             return made
         (self.directory / DERIVED).mkdir(exist_ok=True)
-        with alone(self.directory, 0, f"{DERIVED}/{GRAPHS_LOCK}") as mine:
+        with alone(self.directory, None, f"{DERIVED}/{GRAPHS_LOCK}") as mine:
             while mine and (due := next(self._catalog.graphs_due(), None)) is not None:
                 wanted, partition, segments = due
                 run = graphs.build(segments, wanted, threads=threads, stopping=stopping, progress=progress)
@@ -191,12 +192,18 @@ class Maintenance:
     def seal_all(self) -> None:
         """Has all rows lie in files, but for those that are written meanwhile."""
         with self._alone(self._journal.lock_timeout):
-            while self._seal(frozenset()):
+            upto = self._committed()
+            while self._seal(frozenset(), upto):
                 pass
 
+    def _committed(self) -> int:
+        """The seq of the last commit: sealing up to there ends, however fast others write."""
+        with self._journal.maintaining() as reader:
+            return reader.state().seq
+
     def compact(self, progress: Progress) -> CompactReport:
-        """Seals all rows, drops all that was forgotten, joins small files, and leaves no byte of it anywhere. Makes the
-        graphs that are due.
+        """Seals all rows but those that are written meanwhile, drops all that was forgotten, joins small files, and
+        leaves no byte of it anywhere. Makes the graphs that are due.
         """
         with self._alone(self._journal.lock_timeout):
             before = self._size()
@@ -205,7 +212,8 @@ class Maintenance:
             self._tidy()
             dropped = written = removed = 0
             droppable = self._given_up(None)
-            while sealed := self._seal(droppable):
+            upto = self._committed()
+            while sealed := self._seal(droppable, upto):
                 dropped, written = dropped + sealed.dropped, written + sealed.written
             done = self._drop(droppable)
             dropped, written, removed = dropped + done.dropped, written + done.written, done.removed
@@ -259,9 +267,9 @@ class Maintenance:
             yield reader
 
     @contextlib.contextmanager
-    def _alone(self, patience: float) -> Iterator[bool]:
-        """While no other process or thread maintains the store; False if one does and there is no patience."""
-        with self._lock, alone(self._journal.directory, patience) as mine:
+    def _alone(self, patience: float | None) -> Iterator[bool]:
+        """While no other process or thread maintains the store; `patience` as of `alone`, for the other processes."""
+        with alone(self._journal.directory, patience, within=self._lock) as mine:
             yield mine
 
     def _size(self) -> int:
@@ -275,24 +283,24 @@ class Maintenance:
         written: int
         removed: int = 0
 
-    def _seal(self, droppable: frozenset[int]) -> _Done | None:
-        """Writes the oldest rows that only the journal has into a file, but for those forgotten by the commits
-        `droppable`; None if there are none.
+    def _seal(self, droppable: frozenset[int], last: int = LAST) -> _Done | None:
+        """Writes the oldest rows that only the journal has, up to the seq `last`, into a file, but for those forgotten
+        by the commits `droppable`; None if there are none.
         """
         catalog, journal = self._catalog, self._journal
         with journal.maintaining() as reader:
             state = reader.state()
             rows = reader.select(
-                "SELECT seq, scope, crc, length(content) FROM rows WHERE seq > ? ORDER BY seq LIMIT ?",
+                "SELECT seq, scope, crc, length(content) FROM rows WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
                 state.sealed_upto,
+                last,
                 SEAL_ROWS,
             )
             if not rows:
-                if state.seq - state.sealed_upto >= SEAL_ROWS:  # commits without rows: links, forgetting
+                last = min(last, state.seq)
+                if last - state.sealed_upto >= SEAL_ROWS:  # commits without rows: links, forgetting
                     self.commit(
-                        lambda: self._journal.run(
-                            "UPDATE state SET sealed_upto = ?, generation = generation + 1", state.seq
-                        )
+                        lambda: self._journal.run("UPDATE state SET sealed_upto = ?, generation = generation + 1", last)
                     )
                     catalog.look()
                 return None
@@ -627,32 +635,56 @@ class Maintenance:
 
 
 @contextlib.contextmanager
-def alone(directory: Path, patience: float, lock: str = LOCK) -> Iterator[bool]:
-    """While no other process maintains a store; False if one does and there is no patience."""
-    path = directory / lock
+def alone(
+    directory: Path,
+    patience: float | None,
+    lock: str = LOCK,
+    *,
+    within: contextlib.AbstractContextManager[object] = contextlib.nullcontext(),  # noqa: B008  # it has no state
+) -> Iterator[bool]:
+    """While no other process maintains a store. If one does for `patience` seconds, it is `StoreLocked`; with None
+    there is no waiting, and it is False at once.
+
+    `within` is held too, but not between two tries: a fork that waits for it does not wait for other processes.
+    """
+    deadline = None
+    while True:
+        with within:
+            handle = _locked(directory / lock)
+            if handle is not None:
+                try:
+                    yield True
+                finally:
+                    fcntl.flock(handle, fcntl.LOCK_UN)  # a child that was forked meanwhile may have the handle too
+                    os.close(handle)
+                return
+        if patience is None:
+            yield False
+            return
+        deadline = deadline or time.monotonic() + patience  # from here on: `within` may have been waited for
+        if time.monotonic() > deadline:
+            raise StoreLocked(
+                f"another process has maintained the store {directory} for more than {patience:g} s; nothing was "
+                "changed: try again when it is done"
+            )
+        step("while another process maintains a store")
+        time.sleep(0.005)
+
+
+def _locked(path: Path) -> int | None:
+    """The handle of a file that this process has locked; None if another one has."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as fault:
         raise files.write_fault(path, fault) from fault
     try:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not patience:
-                    yield False
-                    return
-                if time.monotonic() > deadline:
-                    raise StoreLocked(
-                        f"another process has maintained the store {directory} for more than {patience:g} s; nothing "
-                        "was changed: try again when it is done"
-                    ) from None
-            time.sleep(0.005)
-        yield True
-    finally:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as fault:
         os.close(handle)
+        if isinstance(fault, BlockingIOError):
+            return None
+        raise
+    return handle
 
 
 def _scopes(reader: Reader, numbers: Sequence[int]) -> dict[Name, int]:

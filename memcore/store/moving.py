@@ -91,9 +91,7 @@ def bring_back(catalog: Catalog, scope: Name, refs: Iterable[Ref], now: int) -> 
     """
     partition = catalog.partition(scope)
     rows: dict[Segment, list[int]] = {}
-    names = set()
     for ref in refs:
-        names.add(ref.name)
         rows.setdefault(ref.segment, []).append(ref.row)
     parts = [segment.batch(np.array(mine, dtype=np.int64)) for segment, mine in rows.items()]
     columns: Columns = {
@@ -113,6 +111,5 @@ def bring_back(catalog: Catalog, scope: Name, refs: Iterable[Ref], now: int) -> 
     catalog.seq += n + 1
     catalog.forgettings.append(Forgetting(catalog.seq, scope, now, True))
     partition.cold = partition.cold.without(old, lasts, catalog.seq)
-    partition.link_again(names)
     if WORKING in columns["kind"]:
         partition.find_conversations()

@@ -276,27 +276,11 @@ class Partition:
         return sorted((ref for refs in found.values() for ref in refs), key=lambda ref: ref.get("seq"))
 
     def remember_again(self, refs: Iterable[Ref]) -> None:
-        """Takes back that these rows were forgotten, and their links."""
-        names = set()
+        """Takes back that these rows were forgotten. `Catalog.link_again` does so with their links."""
         for ref in refs:
-            names.add(ref.name)
             self.put(ref, "forgotten_seq", 0)
             ref.segment.count_forgotten()
         self.find_conversations()
-        self.link_again(names)
-
-    def link_again(self, names: set[tuple[int, int]]) -> None:
-        """Takes back that the links of these ids, which are here again, were forgotten, but for those whose other end
-        still is.
-        """
-        touched = self.links.forgotten(names) if self.links.n else []
-        here = self.known({end for _, *ends in touched for end in ends})
-        for row, *ends in touched:
-            gone = {end for end in ends if end not in here}
-            if not gone:
-                self.links.put(row, "forgotten_seq", 0)
-            elif left := self.forgotten(gone):  # from now on it is forgotten as long as that end is
-                self.links.put(row, "forgotten_seq", left[0].get("forgotten_seq"))
 
     # Showing, and taking back
 

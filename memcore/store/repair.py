@@ -29,6 +29,8 @@ from memcore import ids
 from memcore.clock import system, to_micros
 from memcore.errors import StoreCorrupt, StoreLocked
 from memcore.store import cold, files, journal
+from memcore.store.codes import DERIVED
+from memcore.store.derived import damaged_in
 from memcore.store.files import SEGMENTS, SegmentFile, Share, about_of, crc_of_file, file_schema, is_own, sync_folder
 from memcore.store.journal import CATALOG, FORMAT
 from memcore.store.pages import Found, Row, indexed, read_wal, tables
@@ -184,6 +186,7 @@ class _Repair:
         self._marks()
         self._unknown_rows()
         self._derive()
+        self.bad += damaged_in(self.directory / DERIVED)
         if not len(self.ledger) and self._had_rows() and not any(map(_is_cold_file, self._cold_files())):
             raise StoreCorrupt(
                 f"no row of the store {self.directory} is whole, in no file of it; nothing was changed: restore it "

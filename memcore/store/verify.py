@@ -27,6 +27,8 @@ from memcore.errors import FormatTooNew, StoreCorrupt
 from memcore.gate import first_line
 from memcore.store import journal
 from memcore.store.catalog import Catalog
+from memcore.store.codes import DERIVED
+from memcore.store.derived import damaged_in
 from memcore.store.files import (
     SEGMENTS,
     SegmentFile,
@@ -288,6 +290,10 @@ class _Check:
                 self.step(file.name)
                 self.alone(file)
         self.strays([*found, *cold], readable)
+        for file in damaged_in(self.directory / DERIVED):
+            self.problem(
+                f"{DERIVED}/{file.name}", "is not as it was written", "a repair puts it aside, and it is made anew"
+            )
         self.progress(self.total, self.total, "verified")
 
     # The catalog
@@ -690,7 +696,7 @@ class _Check:
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             top = name.partition("/")[0]
-            if path.is_dir() or name in named or top in (ASIDE, "derived"):
+            if path.is_dir() or name in named or top in (ASIDE, DERIVED):
                 continue
             if (top in (SEGMENTS, COLD) and is_own(path.name)) or name.startswith(f".{CATALOG}."):
                 left.append(name)

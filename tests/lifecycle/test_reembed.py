@@ -280,3 +280,22 @@ def test_the_command_embeds_anew(tmp_path):
     assert json.loads(done.stdout) == {"rows": 1, "kept": 0, "embedder": fingerprint, "dim": 256}
     found = subprocess.run([*memcore_of, "recall", "gateway", "--json"], check=True, capture_output=True, text=True)
     assert [hit["content"] for hit in json.loads(found.stdout)] == ["the gateway"]
+
+
+def test_rows_of_a_store_that_had_no_vectors_at_all_have_them_at_once(path):
+    with memcore.open(path, embedder=None) as mem:
+        mem.remember("the first")
+        mem.reembed("hashed")
+        assert [row.vector is not None for row in mem.list()] == [True]
+        assert mem.recall("the first", k=1)[0].semantic_similarity == pytest.approx(1)
+
+
+def test_accesses_that_wait_to_be_counted_are_counted(path):
+    with memcore.open(path, embedder="hashed") as mem:
+        mem.remember("the first")
+        for _ in range(3):
+            mem.recall("the first", now=50)
+        mem.reembed(width(3, "other"))
+        assert [(row.access_count, row.last_access.timestamp()) for row in mem.list()] == [(3, 50)]
+    with memcore.open(path, embedder=None) as mem:
+        assert path is None or [row.access_count for row in mem.list()] == [3]

@@ -322,6 +322,54 @@ def test_a_forgotten_memory_takes_its_links_along_and_brings_them_back(mem):
     assert told(mem.links()) == [(a, "x", b), (c, "x", a)]
 
 
+def test_what_another_commit_has_hidden_is_not_brought_back(mem):
+    """The links of the memory that had the id before are none of the one that has it now."""
+    a, b, c = (mem.remember(text).id for text in "abc")
+    mem.link(a, "x", b, attributes={"of": "the first"})
+    mem.link(c, "x", b, attributes={"of": "an erased one"})
+    mem.forget(c, erase=True)
+    mem.forget(a)
+    for id in (a, c):
+        mem.remember("another", id=id)
+        assert list(mem.links()) == []
+    mem.link(a, "x", b, attributes={"of": "the second"})
+    mem.forget([a, c])
+    assert mem.restore([a, c]).ids == [a, c]
+    assert [link.attributes for link in mem.links()] == [{"of": "the second"}]
+    mem.forget(b)
+    mem.restore(b)
+    assert [link.attributes for link in mem.links()] == [{"of": "the second"}]
+    mem.compact()
+    assert [link.attributes for link in mem.links()] == [{"of": "the second"}]
+
+
+def test_a_link_is_that_of_the_memory_that_had_the_id_when_it_was_made(mem):
+    """Also if its other end was forgotten first, and comes back later."""
+    a, b = (mem.remember(text).id for text in "ab")
+    mem.link(a, "x", b)
+    mem.forget(b)
+    mem.forget(a)
+    mem.remember("another", id=a)
+    mem.restore(b)
+    assert told(mem.links()) == []
+    mem.link(a, "y", b)
+    mem.forget(a)
+    mem.restore(a)
+    assert told(mem.links()) == [(a, "y", b)]
+
+
+def test_what_an_import_has_brought_back_is_there_once(mem, tmp_path):
+    a, b = (mem.remember(text).id for text in "ab")
+    mem.link(a, "x", b)
+    mem.export(tmp_path / "x.jsonl")
+    mem.forget(a)
+    report = mem.import_(tmp_path / "x.jsonl")
+    assert (report.new, report.links) == (1, 1)
+    mem.forget(a)
+    mem.restore(a)
+    assert told(mem.links()) == [(a, "x", b)]
+
+
 def test_links_stay_with_what_is_moved_to_the_cold_tier(mem):
     a = mem.remember("old", event_time=0, importance=0, now=0).id
     b = mem.remember("kept", importance=1).id
@@ -334,11 +382,13 @@ def test_links_stay_with_what_is_moved_to_the_cold_tier(mem):
     assert told(mem.links()) == [(a, "x", b)]
 
 
-def test_a_link_waits_for_the_end_that_was_forgotten_last(mem, monkeypatch):
+@pytest.mark.parametrize("cold", ["neither", "a", "b"])
+def test_a_link_waits_for_the_end_that_was_forgotten_last(mem, monkeypatch, cold):
     """One end is restored, and what the first forgetting has forgotten is dropped for good: the link is not."""
     day = 86_400
-    a, b = mem.remember("a").id, mem.remember("b").id
+    a, b = (mem.remember(text, importance=float(text != cold), event_time=0).id for text in "ab")
     mem.link(a, "x", b)
+    assert mem.prune(now=10**9).count == (cold != "neither")
     mem.forget(a, now=100)
     mem.forget(b, now=6 * day)
     mem.restore(a)
@@ -541,7 +591,9 @@ def told_of(link: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class Linked(RuleBasedStateMachine):
-    """Against a plain model: memories that are here, forgotten or gone, and a list of links."""
+    """Against a plain model: memories that are here, forgotten or gone, and a list of links. An id may be used again,
+    and then the links of who had it before are past.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -552,6 +604,7 @@ class Linked(RuleBasedStateMachine):
         self.other = memcore.open(embedder=None)
         self.levels: dict[str, int] = {}
         self.state: dict[str, str] = {}
+        self.cold: set[str] = set()
         self.links: list[dict[str, Any]] = []
 
     on_disk = False
@@ -568,7 +621,7 @@ class Linked(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.state)))
 
     def here(self, link: dict[str, Any]) -> bool:
-        return self.state[link["src"]] == self.state[link["dst"]] == "here"
+        return not link["past"] and self.state[link["src"]] == self.state[link["dst"]] == "here"
 
     def holds(self, link: dict[str, Any], moment: float) -> bool:
         return (
@@ -582,10 +635,36 @@ class Linked(RuleBasedStateMachine):
         ends = max(moment, link["made"], moment if link["from"] is None else link["from"])
         return ends if self.here(link) and (link["to"] is None or link["to"] > ends) else None
 
-    @rule(level=st.integers(0, 2))
+    @precondition(lambda self: len(self.state) < 4)  # few, so that much happens to each
+    @rule(level=st.sampled_from((0, 0, 0, 1, 2)))
     def remember(self, level: int) -> None:
-        id = self.mem.remember("x", kind="semantic", level=level).id
+        id = self.mem.remember("x", **self.old(level)).id
         self.levels[id], self.state[id] = level, "here"
+
+    def old(self, level: int) -> dict[str, Any]:
+        """What a memory is: of level 0 one that has faded."""
+        return {"kind": "semantic", "level": level} if level else {"event_time": self.now - 10**9, "importance": 0}
+
+    def free(self) -> list[str]:
+        return sorted(id for id, state in self.state.items() if state != "here" and not self.levels[id])
+
+    @precondition(lambda self: self.free())
+    @rule(data=st.data())
+    def remember_again(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(self.free()))
+        self.mem.remember("y", id=id, **self.old(0))
+        self.state[id] = "here"
+        self.cold.discard(id)
+        for link in self.links:
+            link["past"] |= id in (link["src"], link["dst"])
+        self.other.close()
+        self.other = memcore.open(embedder=None)  # in which the id is another memory's
+
+    @rule()
+    def prune(self) -> None:
+        faded = {id for id, state in self.state.items() if state == "here" and not self.levels[id]} - self.cold
+        assert set(self.mem.prune().ids) == faded
+        self.cold |= faded
 
     @precondition(lambda self: self.state)
     @rule(
@@ -635,7 +714,7 @@ class Linked(RuleBasedStateMachine):
         self.links.append(
             {
                 "src": src, "relation": relation, "dst": dst, "attributes": attributes, "made": self.now,
-                "from": since, "to": until, "ended": False,
+                "from": since, "to": until, "ended": False, "past": False,
             }
         )  # fmt: skip
         assert made == told_of(self.links[-1])
@@ -683,10 +762,11 @@ class Linked(RuleBasedStateMachine):
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
         asked = sorted({self.pick(data), self.pick(data)})
-        back = [id for id in asked if self.state[id] == "forgotten"]
-        assert set(self.mem.restore(asked).ids) == set(back)
+        back = [id for id in asked if self.state[id] == "forgotten" or (self.state[id] == "here" and id in self.cold)]
+        assert self.mem.restore(asked).ids == back
         for id in back:
             self.state[id] = "here"
+        self.cold -= set(back)
 
     @rule()
     def compact(self) -> None:
@@ -694,6 +774,7 @@ class Linked(RuleBasedStateMachine):
         for id, state in self.state.items():
             if state == "forgotten":
                 self.state[id] = "gone"
+        self.links = [link for link in self.links if self.here(link)]
 
     @rule(later=st.sampled_from((-500.0, 0.0, 500.0)))
     def export_and_import(self, later: float) -> None:

@@ -269,3 +269,170 @@ def test_rows_that_move_to_other_files_keep_what_became_of_them(tmp_path):
     theirs.close()
     directory._open[tmp_path.resolve()] = opened
     ours.close()
+
+
+# Who maintains is alone
+
+MAINTAINS = """
+import sys, memcore
+from memcore.store import maintenance
+def step(name):
+    if name == "before a rewritten segment is named":
+        print(name)
+        input()
+maintenance.step = step
+with memcore.open(sys.argv[1], embedder=None, lock_timeout=0) as mem:
+    mem.compact()
+"""
+
+
+def test_without_patience_who_maintains_is_alone_all_the_same(tmp_path, monkeypatch):
+    """What is not named yet would be removed, and what another has named."""
+    mem, _ = filled(tmp_path, sealed=True)
+    mem.remember("faded", importance=0, event_time=0)
+    mem.close()
+    calls = {
+        "compact": lambda mem: mem.compact(),
+        "prune": lambda mem: mem.prune(),
+        "reembed": lambda mem: mem.reembed(Embedder("other")),
+        "verify": lambda mem: mem.verify(),
+        "repair": lambda mem: mem.verify(repair=True),
+    }
+    told = f"another process has maintained the store {tmp_path} for more than 0 s; nothing was changed: try again "
+    with held(MAINTAINS, tmp_path) as other:
+        assert other.line() == "before a rewritten segment is named"
+        there = sorted(path.name for path in (tmp_path / "segments").iterdir())
+        with memcore.open(tmp_path, embedder=None, lock_timeout=0) as mem:
+            for name, call in calls.items():
+                with pytest.raises(memcore.StoreLocked) as raised:
+                    call(mem)
+                assert (name, str(raised.value)) == (name, f"{told}when it is done")
+            monkeypatch.setattr(maintenance, "SEAL_ROWS", 1)
+            mem._engine.directory.maintenance.work(0)  # in the background nobody waits, nor is anything told
+        with pytest.raises(memcore.StoreLocked) as raised:
+            memcore.verify(tmp_path, repair=True, lock_timeout=0)
+        assert str(raised.value) == f"{told}when it is done"
+        assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == there
+        other.go_on()
+        assert other.end() == 0
+    with memcore.open(tmp_path, embedder=None, lock_timeout=0) as mem:
+        assert [row.content for row in mem.list()] == ["kept", "faded"]
+        assert mem.prune().count == 1
+        assert mem.verify().problems == []
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from memcore.store.maintenance import alone
+with alone(Path(sys.argv[1]), None) as mine:
+    print(mine)
+    input()
+"""
+
+FORKS = """
+import os, sys, threading
+import memcore
+from memcore.store import maintenance
+mem = memcore.open(sys.argv[1], embedder=None, lock_timeout=30)
+mem.remember("a")
+waits, outcome = threading.Event(), []
+maintenance.step = lambda name: waits.set() if name == "while another process maintains a store" else None
+def compact():
+    try:
+        outcome.append(mem.compact())
+    except memcore.StoreLocked as fault:
+        outcome.append(fault)
+thread = threading.Thread(target=compact)
+thread.start()
+assert waits.wait(30)
+child = os.fork()
+if not child:
+    mem.remember("b")
+    os._exit(0)
+assert outcome == [], outcome
+assert os.waitpid(child, 0)[1] == 0
+print("forked")
+thread.join()
+assert isinstance(outcome[0], memcore.memory.CompactReport), outcome
+print([row.content for row in mem.list()])
+mem.close()
+"""
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_another_process(tmp_path):
+    memcore.open(tmp_path, embedder=None).close()
+    with held(HOLDS, tmp_path) as other, held(FORKS, tmp_path) as child:
+        assert other.line() == "True"
+        assert child.line() == "forked"
+        other.go_on()
+        assert other.end() == 0
+        assert child.line() == "['a', 'b']"
+        assert child.end() == 0
+
+
+# Others write without a pause
+
+
+def writing(monkeypatch, mem, places):
+    """Has a row written whenever maintenance comes to one of these places: a writer that is always quicker."""
+    written = []
+
+    def step(name):
+        if name in places and len(written) < 20:
+            written.append(mem.remember(f"meanwhile {len(written)}"))
+
+    monkeypatch.setattr(maintenance, "step", step)
+    return written
+
+
+def test_compacting_ends_while_others_write(tmp_path, monkeypatch):
+    """What is written meanwhile stays in the journal, and is not lost there."""
+    mem, _ = filled(tmp_path, sealed=False)
+    written = writing(monkeypatch, mem, {"before a segment is named", "after a segment is named"})
+    report = mem.compact()
+    assert len(written) == 2
+    assert (report.dropped, report.written) == (1, 1)
+    texts = ["kept", "meanwhile 0", "meanwhile 1"]
+    assert [row.content for row in mem.list()] == texts
+    mem.close()
+    assert contents(tmp_path) == texts
+    assert memcore.verify(tmp_path).problems == []
+
+
+def test_sealing_everything_ends_while_others_write(tmp_path, monkeypatch):
+    """As it does before all is embedded anew, which then has less left to do than there was."""
+    mem = memcore.open(tmp_path, embedder=None)
+    mem.remember("kept")
+    written = writing(monkeypatch, mem, {"after a segment is named"})
+    mem.reembed(Embedder("new"))
+    assert len(written) == 1
+    assert [row.vector is not None for row in mem.list()] == [True, True]
+
+
+@pytest.mark.parametrize("behind", [1, 5])
+def test_commits_without_rows_are_passed_over_up_to_where_sealing_goes(tmp_path, monkeypatch, behind):
+    """Rows that are written behind them must not be taken for sealed ones."""
+    monkeypatch.setattr(maintenance, "SEAL_ROWS", 4)
+    mem = memcore.open(tmp_path, embedder=None)
+    mem._engine.commits.on_commit = lambda: None  # nothing is done in the background
+    a, b = mem.remember("a"), mem.remember("b")
+    mem.compact()
+    for _ in range(3):
+        mem.link(a, "x", b)
+        mem.unlink(a)
+    waiting = [f"behind {i}" for i in range(behind)]
+    committed = maintenance.Maintenance._committed
+
+    def then_written(self):
+        upto = committed(self)
+        for text in waiting:
+            mem.remember(text)
+        return upto
+
+    monkeypatch.setattr(maintenance.Maintenance, "_committed", then_written)
+    mem.compact()
+    told = mem._engine.directory.journal.run("SELECT sealed_upto FROM state").fetchone()
+    assert told == (mem.list()[1].seq + 6,)
+    mem.close()
+    assert contents(tmp_path) == ["a", "b", *waiting]
