@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memcore import embed
+from memcore import embed, sample
 
 RESULTS = Path(__file__).parent / "results"
 DAY = 86_400.0
@@ -21,21 +21,8 @@ NOW = 1_790_000_000.0
 
 
 def texts(n: int) -> list[str]:
-    """`n` distinct lines of at least 25 characters, 70 % of them letters and spaces."""
-    found: dict[str, None] = {}
-    for root in ("stdlib", "purelib"):
-        for path in sorted(Path(sysconfig.get_paths()[root]).rglob("*.py")):
-            try:
-                source = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
-            for line in source.split("\n"):
-                line = line.strip()
-                if len(line) >= 25 and sum(c.isalpha() or c == " " for c in line) > 0.7 * len(line):
-                    found[line] = None
-            if len(found) >= n:
-                return list(found)[:n]
-    raise SystemExit(f"only {len(found)} distinct lines of text in this environment, and {n} are needed")
+    """`n` lines of prose of at least 25 characters: distinct, as long as there are so many."""
+    return sample.lines(n, ("stdlib", "purelib"))
 
 
 def vectors(n: int) -> npt.NDArray[np.float32]:

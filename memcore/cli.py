@@ -613,6 +613,31 @@ def replay(
     _out(told.to_json() if as_json else told.to_markdown())
 
 
+@main.command()
+@click.option("--calibrate", is_flag=True, help="Have stores of this user go by what is measured.")
+@as_json
+def bench(calibrate: bool, as_json: bool) -> None:
+    """Measure on this machine from how many rows on an HNSW graph recalls faster than the exact scan: about a minute.
+
+    With --calibrate, stores that are opened with index="auto", the default, go by that; until then graphs begin at a
+    million rows of a scope.
+    """
+    from memcore import calibrate as calibration
+
+    with _progress("bench") as progress:
+        found = calibration.measure(progress)
+    kept = calibration.keep(found) if calibrate else None
+    lines = [f"{'rows':>9}  {'weights':<15} {'':<12} {'exact ms':>9} {'graph ms':>9}"]
+    for p in found.points:
+        weights = ", ".join(f"{share:g}" for share in p.weights)
+        lines.append(f"{p.rows:>9,}  {weights:<15} {p.kind:<12} {p.exact_ms:>9.3f} {p.graph_ms:>9.3f}")
+    lines.append(
+        f"graphs are faster from {found.least_rows:,} rows on, and with filters that {found.least_share:.0%} of them "
+        "or more pass" + ("" if kept is None else f"; written to {kept}")
+    )
+    _show({**found.to_json(), "written": kept}, as_json, lambda: "\n".join(lines))
+
+
 def _check_outputs(trace: Path, *outputs: Path | None) -> None:
     """Before the work begins: what is written must have a place, and must replace neither the trace nor each other."""
     taken = {trace.absolute()}

@@ -17,10 +17,10 @@ KERNELS = ROOT.parent / "kernels" / "memcore_kernels"
 # From the top down: a module may import from its own layer and from those below it.
 LAYERS = (
     ("cli", "integrations", "__main__"),
-    ("memory", "asynchronous", "engine", "workers"),
+    ("memory", "asynchronous", "calibrate", "engine", "workers"),
     ("lifecycle", "beliefs", "agent", "replay"),
     ("search", "store", "embed", "llm", "intake"),
-    ("schema", "config", "ids", "clock", "gate", "errors"),
+    ("schema", "config", "ids", "clock", "gate", "errors", "sample"),
     ("memcore_kernels",),
 )
 HEAVY = ("numpy", "pyarrow", "numba", "faiss", "wordllama", "click", "rich", "Stemmer", "anthropic")
