@@ -19,7 +19,7 @@ export NUMBA_CACHE_DIR := $(CURDIR)/.venv/numba/$(shell cat kernels/memcore_kern
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup replay test lint types bench wheel-check lock clean
+.PHONY: help setup replay test lint types bench peers graphs wheel-check lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -54,9 +54,22 @@ types: setup ## Check types (mypy, strict)
 
 # Some machines set OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE for old OpenBLAS builds; they halve NumPy's speed, which
 # memcore is compared with. So both are unset here, and nowhere else.
-bench: setup ## Run the benchmarks; every round is kept in bench/results
-	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m pytest bench \
+UNSET := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE
+bench: setup peers graphs ## Run all benchmarks, memcore beside others too; every round is kept in bench/results
+	$(UNSET) $(BIN)/python -m pytest bench \
 		--benchmark-storage=file://bench/results --benchmark-autosave --benchmark-save-data $(ARGS)
+
+.venv/peers/installed: .venv/installed bench/peers.txt
+	$(PYTHON) -m venv --clear .venv/peers
+	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r bench/peers.txt
+	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+peers: .venv/peers/installed ## Measure memcore beside NumPy, FAISS, hnswlib, usearch, chromadb and lancedb: one table
+	$(UNSET) .venv/peers/bin/python -m bench.peers
+
+graphs: .venv/peers/installed ## Measure what graphs find, and what recall costs as a scope grows to 1.6 million rows
+	$(UNSET) .venv/peers/bin/python -m bench.graphs
 
 wheel-check: setup ## Build the wheel, install it in a clean environment and replay the shipped trace from elsewhere
 	$(BIN)/python tests/packaging/wheel_check.py

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from memcore import embed as embed
     from memcore.asynchronous import AsyncMemory, AsyncScope, open_async
     from memcore.config import DECAY_PRESETS, Weights, half_life_hours
     from memcore.errors import (
@@ -100,14 +101,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'memcore' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "embed":  # where more embedders are
+        return import_module("memcore.embed")
+    if name not in __all__:
+        raise AttributeError(f"module 'memcore' has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "memcore.errors")), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "embed"})

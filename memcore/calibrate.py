@@ -62,9 +62,9 @@ class Calibration:
         return asdict(self)
 
 
-def measure(progress: Progress, sizes: Sequence[int] = SIZES) -> Calibration:
-    """Takes about a minute, and 0.5 GB. The graphs are made of lines of Python's own library, in RAM."""
-    small, large = sizes
+def measure(progress: Progress) -> Calibration:
+    """Takes about a minute, and 0.5 GB: graphs in RAM, over lines of Python's own library."""
+    small, large = sizes = SIZES
     with open(index="faiss", clock=lambda: _NOW) as mem:
         scopes = [mem.scope(project_id=f"rows-{rows}") for rows in sizes]
         texts = sample.lines(small + large + _QUERIES)

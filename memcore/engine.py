@@ -77,6 +77,8 @@ class Engine:
 
     def begin(self) -> None:
         """Makes the embedder the store's if it is empty, and else checks that it is. Takes over an older format."""
+        if self.directory is not None:
+            self.directory.maintenance.clocks.append(self.clock)
         self.check_embedder()
         self.planner.want(self.catalog.graphs, self.decay_rate)
         if self.directory is not None:
@@ -93,6 +95,14 @@ class Engine:
 
             path = None if self.directory is None else self.directory.path
             check_embedder(catalog, path, embedder.name, embedder.fingerprint, embedder.dim)
+        elif embedder is not None and catalog.dim not in (0, embedder.dim):
+            raise EmbedderMismatch(
+                f"the store holds vectors of {catalog.dim} dimensions of the embedder {catalog.fingerprint!r}, and is "
+                f"used with {embedder.name!r}, which has the same fingerprint and gives {embedder.dim}; give it a "
+                "fingerprint of its own, open the store with embedder=None, and embed all texts anew with reembed",
+                stored=catalog.fingerprint,
+                given=embedder.fingerprint,
+            )
 
     def write(self, body: Callable[[Catalog], T]) -> T:
         """Runs a function that changes the catalog, under its lock: all that it does, or nothing if it raises.
@@ -196,7 +206,9 @@ class Engine:
 
         if self.directory is None:
             return reembed.in_ram(self.catalog, self.commits, embedder, progress, settle)
-        return reembed.in_directory(self.catalog, self.directory.maintenance, embedder, progress, settle)
+        done = reembed.in_directory(self.catalog, self.directory.maintenance, embedder, progress, settle)
+        self.check_embedder()  # of an empty store nothing in its files tells
+        return done
 
     def embed(self, texts: Sequence[str], kind: Literal["document", "query"]) -> F32 | None:
         """float32 `(n, dim)`, or None where the store has no embedder. Never called under the lock."""
@@ -291,3 +303,4 @@ class Engine:
                 self.catalog.closed = True
         if self.directory is not None:
             self.directory.close()
+            self.directory.maintenance.clocks.remove(self.clock)  # which the last round may have asked

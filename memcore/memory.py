@@ -412,18 +412,22 @@ class Scope:
         )
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
-        if queries is not None:
-            embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
-        else:
-            snapshot = self._snapshot(tiers, counted=condition is not None)
-            embedded = gate.vectors(vectors, rows=None, dim=snapshot.dim or None, what="vectors")
-        if scopes is None:
-            return self._recall_many(snapshot, selection, condition, embedded, ask)
+        while True:
+            if queries is not None:
+                embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
+            else:
+                snapshot = self._snapshot(tiers, counted=condition is not None)
+                embedded = gate.vectors(vectors, rows=None, dim=snapshot.dim or None, what="vectors")
+            if scopes is None:
+                return self._recall_many(snapshot, selection, condition, embedded, ask)
+            shares = self._shared_out(scopes, len(embedded))
+            snapshots = [scope._snapshot(tiers, counted=condition is not None) for scope in shares]
+            if all(there.dim == snapshot.dim and there.coder is snapshot.coder for there in snapshots):
+                break  # or `reembed`, or the first vector, has come in between
         many: builtins.list[Recall] = [None] * len(embedded)  # type: ignore[list-item]
-        for scope, places in self._shared_out(scopes, len(embedded)).items():
+        for (scope, places), there in zip(shares.items(), snapshots, strict=True):
             session, role = scope._narrowing()
             mine = replace(selection, session=session, role=role)
-            there = scope._snapshot(tiers, counted=condition is not None)
             found = scope._recall_many(there, mine, condition, embedded[places], ask)
             for place, hits in zip(places, found, strict=True):
                 many[place] = hits
@@ -817,7 +821,8 @@ class Scope:
         return ForgetReport(_ids.to_texts(hi, lo), missing, dry_run, [_ids.to_text(*name) for name in cascaded], theirs)
 
     def restore(self, ids: Any) -> RestoreReport:
-        """Brings back what was forgotten, all versions as they were, by id, record or the report of `forget`.
+        """Brings back what was forgotten, all versions as they were, by id, record or the report of `forget`. Of an id
+        that was used again, the memory that had it last.
 
         What lies in the cold tier becomes hot again, also what was forgotten there; so the report of `prune` undoes
         what it moved. It then counts as written last, since its rows get new seqs.
@@ -1018,8 +1023,9 @@ class Scope:
     def _commit(self, catalog: Catalog, taken: intake.Intake, now: int) -> Commit:
         explicit = taken.explicit if taken.explicit.any() else None
         done = catalog.commit(self._name, taken.columns, taken.names, now=now, explicit=explicit)
-        for conversation in _conversations(done.stored):
-            make_room(catalog, catalog.partition(self._name), conversation, self._engine.working, now)
+        for conversation, written in _said(done.stored).items():
+            for at, seq in written:
+                make_room(catalog, catalog.partition(self._name), conversation, self._engine.working, at, seq)
         return done
 
     def _record(self, columns: Mapping[str, Any], row: int, seq: int) -> Record:
@@ -1106,6 +1112,7 @@ class Scope:
         """Queries as vectors, and a snapshot whose vectors the same embedder has made."""
         engine = self._engine
         texts = [gate.query(query) for query in queries]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}  # equal queries are embedded once
         while True:
             embedder = engine.embedder
             if embedder is None:
@@ -1113,12 +1120,15 @@ class Scope:
                     "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an "
                     "embedder"
                 )
-            made = engine.embed(texts, "query")
+            made = engine.embed(builtins.list(places), "query")
             snapshot = self._snapshot(tiers, counted=counted)
-            if engine.catalog.fingerprint != embedder.fingerprint:
+            wide = made is None or snapshot.dim == made.shape[1]
+            if snapshot.dim and not (wide and engine.catalog.fingerprint == embedder.fingerprint):
                 engine.check_embedder()
-            if engine.embedder is embedder:  # or `reembed` has come in between
-                return np.zeros((0, snapshot.dim), np.float32) if made is None else made, snapshot
+            elif engine.embedder is embedder:  # or `reembed` has come in between
+                if made is None:
+                    return np.zeros((0, snapshot.dim), np.float32), snapshot
+                return made if len(places) == len(texts) else made[[places[text] for text in texts]], snapshot
 
     def _snapshot(self, tiers: str | Sequence[str], *, counted: bool = True) -> Snapshot:
         """What readers see of some tiers, which the gate has passed; `counted` as of `Catalog.snapshot`."""
@@ -1287,6 +1297,21 @@ def _conversations(columns: Mapping[str, Any]) -> set[Conversation]:
     """The conversations into which these rows were written as working memory."""
     working = np.flatnonzero(columns["kind"] == WORKING) if WORKING in columns["kind"].tolist() else ()
     return {(int(columns["session"][row]), int(columns["role"][row])) for row in working}
+
+
+def _said(columns: Mapping[str, Any]) -> dict[Conversation, builtins.list[tuple[int, int]]]:
+    """The conversations into which these rows were written as working memory: of each run at one time that, and the seq
+    of its last row. So one call's messages make room at its own time, also in a commit that many calls share.
+    """
+    said: dict[Conversation, builtins.list[tuple[int, int]]] = {}
+    working = np.flatnonzero(columns["kind"] == WORKING) if WORKING in columns["kind"].tolist() else np.empty(0, int)
+    cells = (columns[name][working].tolist() for name in ("session", "role", "ingested_at", "seq"))
+    for session, role, at, seq in zip(*cells, strict=True):
+        runs = said.setdefault((session, role), [])
+        if runs and runs[-1][0] == at:
+            runs.pop()
+        runs.append((at, seq))
+    return said
 
 
 def _in_order(snapshot: Snapshot, positions: I64, first: int = 0, last: int | None = None) -> Records:
@@ -1536,7 +1561,8 @@ def open(
     `embedder` is "static", "hashed", an embedder object, a callable from texts to rows, or None (pass vectors
     yourself). A callable is known again by its module and name: where several have the same, name each with
     `memcore.embed.CallableEmbedder(fn, name=…)`. It is loaded when it is first needed. `clock` returns the time for
-    calls that don't pass `now=`.
+    calls that don't pass `now=`. In a directory it also tells, from another thread, when what was forgotten has had its
+    seven days: where several have it open in this process, by the earliest of their clocks.
     `weights` and `decay_rate` (or `half_life`) are the defaults of `recall`.
 
     A write to a directory is acknowledged when it is on disk. Any number of processes and threads may have the same

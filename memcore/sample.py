@@ -12,7 +12,7 @@ _LETTERS = 0.7  # the share of letters and spaces from which a line counts as pr
 
 def lines(n: int, roots: tuple[str, ...] = ("stdlib",)) -> list[str]:
     """`n` distinct lines of at least 25 characters, in the order of sorted paths, so that one environment gives one
-    sample. `roots` are names of `sysconfig` paths. Where there are fewer, some come again, with a number.
+    sample. `roots` are names of `sysconfig` paths. Where there are fewer, two are joined.
     """
     found: dict[str, None] = {}
     for line in itertools.chain.from_iterable(map(_prose, roots)):
@@ -20,7 +20,12 @@ def lines(n: int, roots: tuple[str, ...] = ("stdlib",)) -> list[str]:
         if len(found) == n:
             break
     texts = list(found)
-    return [texts[i] if i < len(texts) else f"{texts[i % len(texts)]} {i // len(texts)}" for i in range(n)]
+    return [texts[i] if i < len(texts) else _joined(texts, i) for i in range(n)]
+
+
+def _joined(texts: list[str], i: int) -> str:
+    n = len(texts)
+    return f"{texts[i % n]}; {texts[(i * 7919 + i // n) % n]}"
 
 
 def _prose(root: str) -> Iterator[str]:

@@ -138,6 +138,11 @@ def test_every_public_name_is_there():
         memcore.remember  # noqa: B018
 
 
+def test_the_embedders_are_there_without_an_import_of_their_own():
+    script = "import memcore\nprint(memcore.embed.CallableEmbedder.__name__, 'embed' in dir(memcore))"
+    assert run(script) == "CallableEmbedder True"
+
+
 def test_every_error_is_public():
     from memcore import errors
 

@@ -52,10 +52,19 @@ def evicted(sizes: Sequence[int], system: Sequence[bool], capacity: int, budget:
 
 
 def make_room(
-    catalog: Catalog, partition: Partition, conversation: Conversation, limits: WorkingLimits, now: int
+    catalog: Catalog,
+    partition: Partition,
+    conversation: Conversation,
+    limits: WorkingLimits,
+    now: int,
+    upto: int | None = None,
 ) -> None:
-    """Lets a conversation's oldest entries fall out, as far as the limits ask. Under the catalog's lock."""
+    """Lets a conversation's oldest entries fall out, as far as the limits ask; with `upto` as if the entry of this seq
+    were the last one. Under the catalog's lock.
+    """
     held = list(partition.held.get(conversation, ()))
+    if upto is not None:
+        del held[held.index(upto) + 1 :]
     if len(held) <= limits.capacity and limits.tokens is None:
         return
     refs = [partition.ref(seq) for seq in held]

@@ -292,23 +292,28 @@ def _choices(expression: pc.Expression, key: str) -> tuple[int, ...]:
 class _Values:
     """The scalar values of one metadata key in the first `n` rows of a segment: their types, and an array a type."""
 
-    __slots__ = ("_arrays", "kinds", "n", "scalars")
+    __slots__ = ("_arrays", "kinds", "n")
 
-    def __init__(self, scalars: list[Any], *, growing: bool) -> None:
-        self.n = len(scalars)
-        self.kinds = np.fromiter(map(_kind_of, scalars), np.int8, self.n)
+    def __init__(self, scalars: Sequence[Any], before: _Values | None = None) -> None:
+        """Of some rows, and of those before them, which are not looked at again."""
+        kinds = np.fromiter(map(_kind_of, scalars), np.int8, len(scalars))
         self._arrays: dict[int, pa.Array] = {
             kind: pa.array(
-                [_as(kind, v) if k == kind else None for v, k in zip(scalars, self.kinds.tolist(), strict=True)], t
+                [_as(kind, v) if k == kind else None for v, k in zip(scalars, kinds.tolist(), strict=True)], t
             )
             for kind, t in _TYPES.items()
-            if (self.kinds == kind).any()
+            if (before is not None and kind in before._arrays) or (kinds == kind).any()
         }
-        self.scalars = scalars if growing else []
+        if before is not None:
+            kinds = np.concatenate([before.kinds, kinds])
+            for kind, array in self._arrays.items():
+                self._arrays[kind] = pa.concat_arrays([before.typed(kind, before.n), array])
+        self.kinds: npt.NDArray[np.int8] = kinds
+        self.n: int = len(kinds)
 
     @property
     def nbytes(self) -> int:
-        return self.kinds.nbytes + sum(int(array.nbytes) for array in self._arrays.values()) + 64 * len(self.scalars)
+        return self.kinds.nbytes + sum(int(array.nbytes) for array in self._arrays.values())
 
     def typed(self, kind: int, n: int) -> pa.Array:
         """The values of one type in the first `n` rows, null where it is another; or which rows have one."""
@@ -342,10 +347,9 @@ def _values_of(part: Part, key: str) -> _Values:
     """Parsed once a row and kept with the segment; two threads that ask at once both parse, and one result stays."""
     held: _Values | None = part.segment.derived.get(key)
     if held is None or held.n < part.n:
-        scalars = list(held.scalars) if held else []
-        for text in part.view.texts_at("metadata", range(len(scalars), part.n)).to_pylist():
-            scalars.append(None if text is None else json.loads(text).get(key))
-        held = part.segment.derived[key] = _Values(scalars, growing=not part.view.sealed)
+        texts = part.view.texts_at("metadata", range(held.n if held else 0, part.n)).to_pylist()
+        scalars = [None if text is None else json.loads(text).get(key) for text in texts]
+        held = part.segment.derived[key] = _Values(scalars, held)
     return held
 
 

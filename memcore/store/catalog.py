@@ -245,6 +245,7 @@ class Catalog:
 
     def scopes(self) -> list[Name]:
         """Those that have rows which are not forgotten, all of them read into RAM. Under the lock."""
+        self.look()
         names = set(self.partitions)
         if self.journal is not None:
             journal = self.journal
@@ -637,7 +638,8 @@ class Catalog:
     def replace(self, partition: Partition, seq: int, changes: Mapping[str, Any], *, now: int) -> Columns:
         """A new version of a row with some columns changed; the old one is superseded. Under the lock.
 
-        A memory's time never runs backwards: if the clock does, the new version starts when the old one did.
+        A memory's time never runs backwards: if the clock does, the new version starts when the old one did, or when
+        that lapsed.
         """
         ref = partition.ref(seq)
         columns = ref.columns()
@@ -648,7 +650,7 @@ class Catalog:
         for name, value in changes.items():
             columns[name] = [value] if name in TEXTS else np.array([value], dtype=columns[name].dtype)
         self.seq += 1
-        start = max(now, ref.get("ingested_at"))
+        start = max(now, ref.get("ingested_at"), ref.get("superseded_at") if lapsed else now)
         for name, value in (("seq", self.seq), ("version", ref.get("version") + 1), ("ingested_at", start)):
             columns[name] = np.array([value], dtype=FIXED[name])
         partition.append(columns, 1)
@@ -925,7 +927,7 @@ def _upserts(
             replaced.append((old.get("seq"), seq, int(columns["ingested_at"][row])))
         elif old is not None:
             own(columns, "version")[row] = columns["version"][old] + 1
-            own(columns, "ingested_at")[row] = columns["ingested_at"][old]
+            own(columns, "ingested_at")[row] = max(columns["ingested_at"][row], columns["ingested_at"][old])
             for column, value in (("superseded_seq", seq), ("superseded_at", columns["ingested_at"][row])):
                 own(columns, column)[old] = value
     return replaced

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memcore.clock import DAY, system, to_micros
+from memcore.clock import DAY, Clock, system, to_micros
 from memcore.config import UNDO_DAYS
 from memcore.errors import MemcoreError, StoreError, StoreLocked
 from memcore.store import cold, derived, files, graphs
@@ -64,6 +64,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self._grapher: threading.Thread | None = None
         self._stopping = False
+        self.clocks: list[Clock] = []  # of those who have the store open in this process
         self.fault: BaseException | None = None  # why the last round in the background failed
         catalog.quiet.append(self._lock)
         catalog.on_fork.append(self._forked)
@@ -88,7 +89,7 @@ class Maintenance:
             if self._stopping:
                 return
             try:
-                self.work(to_micros(system(), "now"))
+                self.work()
                 self.fault = None
             except Exception as fault:  # told by stats(); the next round tries again
                 self.fault = fault
@@ -105,8 +106,8 @@ class Maintenance:
                 thread.join()
         self._commits.flush_counts()
 
-    def work(self, now: int) -> None:
-        """All that is due at a time, unless another process is at it."""
+    def work(self, now: int | None = None) -> None:
+        """All that is due at a time, by default now, unless another process is at it."""
         self._commits.flush_counts()
         due = self._catalog.unsealed() >= SEAL_ROWS or self._commits.bytes_written >= SEAL_BYTES
         if due:
@@ -116,7 +117,7 @@ class Maintenance:
                     while self._seal(frozenset()) and self._catalog.unsealed() >= SEAL_ROWS:
                         if self._stopping:  # who closes the store shall not wait for all of it
                             return
-                    self._drop(self._given_up(now - UNDO_DAYS * DAY))
+                    self._drop(self._given_up((self._now() if now is None else now) - UNDO_DAYS * DAY))
                     self._join_small()
                     self._journal.checkpoint()
         self._refresh()
@@ -126,6 +127,11 @@ class Maintenance:
                 if alone:
                     self._derive()
         self._make_graphs_apart()
+
+    def _now(self) -> int:
+        """The earliest time of all clocks: what one of them has seen forgotten a moment ago is not old by another."""
+        clocks = tuple(self.clocks) or (system,)
+        return min(to_micros(clock(), "the clock's time") for clock in clocks)
 
     def _derive(self) -> None:
         """Has the codes of segment files made and kept, of the scopes that are in RAM."""

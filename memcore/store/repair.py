@@ -531,9 +531,10 @@ class _Repair:
         back: list[int] = []
         for i, (row, has_next) in enumerate(zip(order.tolist(), more.tolist(), strict=True)):
             replaced, at, lapsed = (int(c[name][row]) for name in ("superseded_seq", "superseded_at", "lapsed"))
-            if has_next and (not replaced or lapsed):
-                following = order[i + 1]
-                put(row, replaced or int(c["seq"][following]), at or int(c["ingested_at"][following]), 0)
+            following = order[i + 1] if has_next else row
+            begins = int(c["ingested_at"][following])
+            if has_next and (not replaced or lapsed or at > begins):
+                put(row, replaced or int(c["seq"][following]), min(at, begins) if replaced else begins, 0)
             elif not has_next and replaced and not lapsed:
                 back.append(row)
                 put(row, 0, 0, 0)

@@ -357,8 +357,8 @@ def _versions(rows: Sequence[tuple[int, int, int, int | None]]) -> Iterator[tupl
     for i, place in enumerate(kept):
         rank, _, _, at = rows[place]
         following = rows[kept[i + 1]] if i + 1 < len(kept) else None
-        if at is None and following is not None:
-            at = following[2]
+        if following is not None:
+            at = following[2] if at is None else min(at, following[2])
         yield rank, 0, rows[kept[i - 1]][0] if i else None, following and following[0], at
 
 

@@ -222,6 +222,8 @@ class Ledger:
         yield "rows have no higher version than the one before them", following[more & ~rising]
         yield "rows stand although their memory has a later version", order[more & ~replaced[order]]
         yield "rows are said to have no later version, and have one", order[more & lapsed[order]]
+        beside = replaced[order] & (c["superseded_at"][order] > c["ingested_at"][following])
+        yield "rows are said to have stood beside their next version", order[more & beside]
         gone = ~more & replaced[order] & ~lapsed[order]
         yield "rows were replaced by a version that is not here", order[gone]
         yield "rows stand and are said to have lapsed", np.flatnonzero(lapsed & ~replaced)

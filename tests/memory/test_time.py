@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memcore
+from memcore.store.writes import prepare_of
 
 
 @pytest.fixture
@@ -88,6 +89,19 @@ def test_a_clock_that_goes_backwards_leaves_one_version_at_any_moment(mem):
     assert [r.ingested_at.timestamp() for r in mem.history("k")] == [100, 200, 200, 200, 300]
 
 
+def test_a_clock_that_goes_backwards_leaves_a_message_that_fell_out_before_in_one_version(mem):
+    mem = memcore.open(embedder=None, working_capacity=2)
+    ops = mem.scope(session_id="s")
+    for place, now in enumerate((0, 1, 10)):
+        ops.working().add("user", f"message {place}", now=now)
+    assert len(ops.end_session(now=5)) == 3
+    assert contents(ops.list(as_of=7)) == ["message 0", "message 1"]
+    assert [(r.version, r.ingested_at.timestamp()) for r in ops.history(id=ops.list()[0])] == [(1, 0), (2, 10)]
+    old = ops.remember("before the epoch", now=-50)
+    assert ops.update(old, content="later", now=-40).ingested_at.timestamp() == -40
+    assert mem.verify().ok
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12))
 @settings(max_examples=80, deadline=None)
 def test_at_any_moment_one_version_stands(times):
@@ -99,6 +113,62 @@ def test_at_any_moment_one_version_stands(times):
         assert len(stood) == (times[0] <= moment)
         if stood:
             assert int(stood[0].content) == max(i for i in range(len(times)) if max(times[: i + 1]) <= moment)
+
+
+def at_once(scope, calls):
+    """Does calls of `remember`, each with a time of its own, as one commit: as when many threads write."""
+    remember = prepare_of(type(scope).remember)
+    writes = [remember(scope, **call) for call in calls]
+    scope._engine.commits.run_all([write.ticket for write in writes])
+    for write in writes:
+        assert write.ticket.fault is None
+        write.then(write.ticket.result)
+
+
+def test_two_calls_for_one_key_in_one_commit_keep_their_times(mem):
+    at_once(mem, [{"content": f"day {n}", "kind": "semantic", "key": "k", "now": n * 86_400} for n in (1, 5)])
+    assert contents(mem.list(as_of=3 * 86_400)) == ["day 1"]
+    assert [r.ingested_at.timestamp() for r in mem.history("k")] == [86_400, 5 * 86_400]
+    assert mem.history("k")[0].superseded_at.timestamp() == 5 * 86_400
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from(("working", "system", "semantic", "other")), st.integers(0, 6), st.integers(0, 9)),
+        min_size=1,
+        max_size=12,
+    ),
+    tokens=st.sampled_from((None, 12)),
+)
+@settings(max_examples=150, deadline=None)
+def test_many_calls_in_one_commit_are_as_one_by_one(calls, tokens):
+    def told(together: bool) -> Any:
+        mem = memcore.open(embedder=None, working_capacity=3, working_tokens=tokens, count_tokens=len)
+        scope = mem.scope(session_id="s")
+        fields = [
+            {
+                "content": f"{place} {'x' * size}",
+                "kind": "working" if what == "system" else "semantic" if what == "other" else what,
+                "key": None if what in ("working", "system") else what,
+                "metadata": {"role": "system"} if what == "system" else None,
+                "now": now,
+            }
+            for place, (what, now, size) in enumerate(calls)
+        ]
+        if together:
+            at_once(scope, fields)
+        for call in () if together else fields:
+            scope.remember(**call)
+        versions = [scope.history(id=row) for row in scope.list(kinds=memcore.KINDS)]
+        then = [sorted(contents(scope.list(as_of=moment))) for moment in range(8)]
+        scope.end_session(now=7)
+        versions += [scope.history(id=row) for row in scope.list(kinds="episodic")]
+        assert mem.verify().problems == []
+        return then, [
+            [(r.content, r.version, r.kind, r.ingested_at, r.superseded_at) for r in rows] for rows in versions
+        ]
+
+    assert told(True) == told(False)
 
 
 # History

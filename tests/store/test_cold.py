@@ -344,6 +344,30 @@ def test_an_id_that_is_in_use_again_is_not_brought_back(mem, tmp_path):
     assert contents(mem.list(tiers=BOTH)) == ["new"]
 
 
+@pytest.mark.parametrize("left", ["with its copy", "alone"])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_of_the_memories_that_an_id_has_had_the_last_comes_back_from_the_cold_tier(mem, forgotten, left):
+    """The first one was forgotten, and still lies in the hot tier, with or without what the last one has left there."""
+    id = mem.remember("first", key="a", kind="semantic").id
+    mem.forget(id)
+    mem.remember("last", id=id, importance=0.1, event_time=0)
+    moved = mem.prune()
+    assert moved.ids == [id]
+    if forgotten:
+        mem.forget(id)
+    if left == "alone":
+        mem.scope("other").remember("later")  # whose commit sweeps a store in RAM
+        if mem._engine.directory is not None:
+            work = mem._engine.directory.maintenance
+            work.seal_all()
+            with work.alone():
+                work._drop(work._given_up(0))
+    report = mem.restore(id if forgotten else moved)
+    assert (report.ids, report.in_use, report.missing) == ([id], [], [])
+    assert contents(mem.list()) == ["last"]
+    assert contents(mem.list(tiers="cold")) == []
+
+
 def test_a_store_in_RAM_frees_what_has_left_the_cold_tier():
     with opened(None) as mem:
         for i in range(8):
@@ -393,7 +417,7 @@ def test_any_calls_leave_what_a_store_without_a_cold_tier_holds(mem, monkeypatch
         moves = 0
         for turn in range(150):
             chosen = [ids[i] for i in rng.integers(0, len(ids), 3)] if ids else []
-            match rng.integers(0, 10):
+            match rng.integers(0, 11):
                 case 0 | 1 | 2 | 3:
                     ids.append(str(uuid.UUID(int=maker.int + turn)))
                     row = {
@@ -421,6 +445,10 @@ def test_any_calls_leave_what_a_store_without_a_cold_tier_holds(mem, monkeypatch
                 case 8:
                     tiered.restore(chosen)
                     plain.restore(chosen)
+                case 10 if chosen and plain.get(chosen[0]) is None:
+                    row = {"id": chosen[0], "importance": 0.1, "event_time": NOW - 80 * DAY, "vector": vector(rng)}
+                    for ops in (tiered, plain):
+                        ops.remember(f"again {turn}", **row)
                 case 9 if turn % 3 == 0:
                     for store in (mem, plain_store):
                         store.compact()

@@ -618,7 +618,7 @@ class Linked(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def pick(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.state)))
+        return data.draw(st.sampled_from(list(self.state)))
 
     def here(self, link: dict[str, Any]) -> bool:
         return not link["past"] and self.state[link["src"]] == self.state[link["dst"]] == "here"
@@ -646,7 +646,7 @@ class Linked(RuleBasedStateMachine):
         return {"kind": "semantic", "level": level} if level else {"event_time": self.now - 10**9, "importance": 0}
 
     def free(self) -> list[str]:
-        return sorted(id for id, state in self.state.items() if state != "here" and not self.levels[id])
+        return [id for id, state in self.state.items() if state != "here" and not self.levels[id]]
 
     @precondition(lambda self: self.free())
     @rule(data=st.data())

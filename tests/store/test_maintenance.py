@@ -436,3 +436,38 @@ def test_commits_without_rows_are_passed_over_up_to_where_sealing_goes(tmp_path,
     assert told == (mem.list()[1].seq + 6,)
     mem.close()
     assert contents(tmp_path) == ["a", "b", *waiting]
+
+
+# By which clock
+
+
+def test_seven_days_are_counted_by_the_clocks_of_those_who_have_the_store_open(tmp_path, monkeypatch):
+    """The machine's is another one: in a simulation all was forgotten years ago, or is still to come."""
+    monkeypatch.setattr(maintenance, "SEAL_ROWS", 1)
+    day = 86_400
+    times = {"slow": 100.0, "fast": 100.0 + 30 * day}
+
+    def opened(name):
+        mem = memcore.open(tmp_path, embedder=None, clock=lambda: times[name])
+        mem._engine.commits.on_commit = lambda: None  # nothing is done in the background
+        return mem
+
+    def left_after_sealing(mem):
+        mem.remember("what seals it")
+        mem._engine.directory.maintenance.work()
+        return [row.content for row in mem.forgotten()]
+
+    slow, fast = opened("slow"), opened("fast")
+    slow.forget(slow.remember("by the slow"))
+    fast.forget(fast.remember("by the fast"))
+    assert left_after_sealing(fast) == ["by the slow", "by the fast"]
+    times["slow"] += 7 * day
+    assert left_after_sealing(fast) == ["by the slow", "by the fast"]
+    times["slow"] += 1
+    assert left_after_sealing(fast) == ["by the fast"]
+    slow.close()
+    times["fast"] += 7 * day
+    assert left_after_sealing(fast) == ["by the fast"]
+    times["fast"] += 1
+    assert left_after_sealing(fast) == []
+    fast.close()

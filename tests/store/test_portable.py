@@ -323,6 +323,20 @@ def test_a_key_in_use_goes_to_the_one_ingested_later(tmp_path, format, ours, the
     assert every(here) == []
 
 
+def test_a_version_that_a_file_tells_to_have_stood_beside_the_next_one_gave_way_to_it(tmp_path):
+    source, path = opened(), tmp_path / "x.jsonl"
+    for hour in (0, 1):
+        source.remember(f"at {hour}", kind="semantic", key="k", now=T + timedelta(hours=hour))
+    source.export(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["superseded_at"] = (T + timedelta(hours=5)).isoformat()
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with opened() as mem:
+        mem.import_(path)
+        assert [row.content for row in mem.list(as_of=T + timedelta(hours=2))] == ["at 1"]
+        assert mem.verify().ok
+
+
 def test_two_rows_of_a_file_that_claim_one_key(tmp_path):
     rows = []
     for name, now in (("A", 30), ("B", 20), ("C", 30), ("D", 10)):

@@ -314,6 +314,27 @@ def test_what_another_process_has_done_is_seen_at_the_next_call(path):
         assert other.end() == 0
 
 
+@pytest.mark.parametrize("first", ["scopes", "stats", "prune"])
+def test_a_scope_in_which_only_another_process_has_rows_is_one_of_the_store_s(path, first):
+    """Here it is in RAM, and all in it was forgotten."""
+    script = (
+        "import sys, memcore\nwith memcore.open(sys.argv[1], embedder=None) as mem:\n"
+        "    for tenant in ('known', 'new'):\n        mem.scope(tenant).remember('old', event_time=0)"
+    )
+    rule = memcore.Retention(days=30)
+    calls = {
+        "scopes": lambda mem: mem.scopes() == [("known", "default"), ("new", "default")],
+        "stats": lambda mem: (mem.stats()["scopes"], mem.stats()["memories"]) == (2, 2),
+        "prune": lambda mem: len(mem.prune(retention=rule).erased) == 2,
+    }
+    with opened(path) as mem:
+        known = mem.scope("known")
+        known.forget(known.remember("x"))
+        assert mem.scopes() == []
+        run(script, path)
+        assert calls[first](mem)
+
+
 def test_a_scope_without_rows_keeps_up_with_what_others_write_elsewhere(path):
     """A write that came to nothing has made it in RAM; the next one waited for itself for ever."""
     script = (

@@ -476,6 +476,10 @@ def test_a_torn_end_of_the_wal_is_no_damage(live, tmp_path):
             "1 row of the journal are not as",
         ),
         ("DELETE FROM marks WHERE superseded_seq > 0 AND lapsed = 0", "rows stand although their memory has a later"),
+        (
+            "UPDATE marks SET superseded_at = superseded_at + 1000000 WHERE forgotten_seq = 0",
+            "rows are said to have stood beside their next version, of ",
+        ),
         ("UPDATE marks SET superseded_seq = seq + 1 WHERE forgotten_seq = 0", None),
         ("UPDATE marks SET scope = 3 - scope", "name another scope than the row's; a repair takes it from the rows"),
         ("DELETE FROM forgettings", "rows are forgotten by a commit that is not told; a repair tells of it"),
@@ -520,6 +524,14 @@ def test_superseded_marks_follow_from_the_versions(store, whole, tmp_path):
     assert fixed.ok
     assert fixed.repair.rebuilt["marks"] > 0
     assert told(store)[0] == wanted[0]
+
+
+def test_times_of_versions_that_overlap_are_mended(store, whole, tmp_path):
+    wanted = told(Path(shutil.copytree(whole, tmp_path / "as it was")))
+    change(store, "UPDATE marks SET superseded_at = superseded_at + 1000000 WHERE lapsed = 0 AND forgotten_seq = 0")
+    assert told(store) != wanted
+    assert memcore.verify(store, repair=True).ok
+    assert told(store) == wanted
 
 
 # Damage
