@@ -398,6 +398,7 @@ class Scope:
         scopes: Sequence[Scope] | None = None,
     ) -> builtins.list[Recall]:
         """`recall` for many queries in one pass over the memory; one result a query, in order. Same order of hits.
+        Equal queries are embedded once.
 
         With `scopes`, one a query, each is asked in a scope of its own (of this store, as from `scope`) instead of this
         one: all are embedded together, and those of one scope searched together.

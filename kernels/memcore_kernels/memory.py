@@ -10,6 +10,7 @@ Threads that scan together take turns and tell each other what is done by `add`,
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,19 @@ def _plain_add(array: Any, at: int, value: int) -> int:
     return before
 
 
+def _plain_pread(file: int, room: Any, size: int, offset: int) -> int:
+    got = os.pread(file, size, offset)
+    ctypes.memmove(room.data, got, len(got))
+    return len(got)
+
+
 carray: Any = numba_carray
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64))
 _pointer: Any = intrinsic(_pointer_code)
 _add: Any = intrinsic(_add_code)
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
     # the others are for compiled code alone
-    carray, _pointer, _add = _plain_carray, int, _plain_add
+    carray, _pointer, _add, _pread = _plain_carray, int, _plain_add, _plain_pread
 
 
 @exact_kernel
@@ -102,6 +110,17 @@ def float_rows(address: int, count: int, width: int) -> Any:
 def code_rows(address: int, count: int, width: int) -> Any:
     """int8 `(count, width)`."""
     return carray(_pointer(address), (count, width), np.int8)
+
+
+@exact_kernel
+def float_row(address: int, file: int, offset: int, row: int, width: int, room: Any) -> Any:
+    """A row of a matrix, float32 `(width,)`: at its address, or, with `file` above 0, as descriptor `file` - 1 has it
+    from `offset` on, read into `room`. To touch one page of a mapped file can make 2 MB of it resident (measured on
+    Linux 6.18 with ext4); to read a row of 1 kB takes about a microsecond.
+    """
+    if file > 0 and _pread(file - 1, room.ctypes, 4 * width, offset + 4 * width * row) == 4 * width:
+        return room[:width]
+    return float_rows(address, row + 1, width)[row]
 
 
 @exact_kernel

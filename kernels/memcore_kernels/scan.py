@@ -37,7 +37,7 @@ from memcore_kernels.codes import (
 )  # fmt: skip
 from memcore_kernels.decay import BLOCK, KNOWN_ERROR, LANES, highest, known_terms, recency
 from memcore_kernels.dots import dot32, dot64
-from memcore_kernels.memory import add, bytes_, code_rows, float_rows, floats, halves, ints, longs
+from memcore_kernels.memory import add, bytes_, code_rows, float_row, float_rows, floats, halves, ints, longs
 from memcore_kernels.settings import exact_kernel, kernel
 from memcore_kernels.topk import U64, arrange, offer
 
@@ -66,10 +66,11 @@ FIELDS = (
     "room",
     "newest",  # int64 (blocks,): of BLOCK coded rows, the latest event time
     "heaviest",  # float32 (blocks,): of BLOCK coded rows, the highest importance
+    "file", "offset",  # of the vectors, as of `memory.float_row`; 0: they are read from memory
 )  # fmt: skip
 (
     CODED, BASE, VECTORS, TIMES, IMPORTANCE, ID_HI, ID_LO, ALLOWED, LISTED, TURN, SLAB0, SLAB1, SLAB2, SCALE, MISSING,
-    BEHIND, ROOM, NEWEST, HEAVIEST,
+    BEHIND, ROOM, NEWEST, HEAVIEST, FILE, OFFSET,
 ) = range(len(FIELDS))  # fmt: skip
 # What a scan counts.
 COUNTED = ("blocks", "first", "second", "third", "vectors", "scored")
@@ -152,7 +153,7 @@ def _coded(
 ) -> int:  # fmt: skip
     """Rows `first` to `last` of a part, all of which have codes; the heap's new size. `first` begins a block."""
     n, room = last - first, 4 * part[ROOM]
-    vectors = float_rows(part[VECTORS], last, dim)
+    read = np.empty(dim, dtype=np.float32)
     event_time, importance = longs(part[TIMES], last), floats(part[IMPORTANCE], last)
     id_hi, id_lo = halves(part[ID_HI], last), halves(part[ID_LO], last)
     allowed = bytes_(part[ALLOWED], last if part[ALLOWED] else 0)
@@ -222,8 +223,9 @@ def _coded(
             r = first + place
             upper[place] = -np.inf
             tops[at[c]] = highest(upper[start:stop], lanes)
+            vector = float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read)
             size = _score(
-                r, vectors[r], query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
+                r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
                 min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
             )  # fmt: skip
             if floor[0] > before or size < k:
@@ -292,8 +294,9 @@ def _coded(
             if bounds[c] < floor[0] - slack:
                 continue
             r = first + left[c]
+            vector = float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read)
             size = _score(
-                r, vectors[r], query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
+                r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
                 min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
             )  # fmt: skip
     return size
@@ -378,7 +381,7 @@ def _listed(
     listed = ints(part[LISTED], last)
     n = listed[last - 1] + 1
     coded, room = min(part[CODED], n), 4 * part[ROOM]
-    vectors = float_rows(part[VECTORS], n, dim)
+    read = np.empty(dim, dtype=np.float32)
     event_time, importance = longs(part[TIMES], n), floats(part[IMPORTANCE], n)
     id_hi, id_lo = halves(part[ID_HI], n), halves(part[ID_LO], n)
     slab0 = code_rows(part[SLAB0], coded, ends[0])
@@ -406,6 +409,7 @@ def _listed(
         if before + reach < floor[0]:
             continue
         r = listed[first + x]
+        vector = read
         if r < coded and bounded:
             counts[FIRST] += 1
             bound = before + alpha * (
@@ -432,13 +436,15 @@ def _listed(
                 )  # fmt: skip
                 if bound + slack < floor[0] or bound - before < near:
                     continue
-        elif reads:
-            rough = np.float64(dot32(vectors[r], query))
+        if reads:
+            vector = float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read)
+        if reads and not (r < coded and bounded):
+            rough = np.float64(dot32(vector, query))
             if alpha * rough + before + rough_slack < floor[0] or rough + off < min_similarity:
                 counts[READ] += 1
                 continue
         size = _score(
-            r, vectors[r], query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, reads,
+            r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, reads,
             min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
         )  # fmt: skip
     return size
@@ -595,6 +601,7 @@ def rescore(
     `found` `(queries,)` are in use; a row that a minimum bars is none. The scalars as for `scan`.
     """
     dim = queries.shape[1]
+    read = np.empty(dim, dtype=np.float32)
     for q in range(candidates.shape[0]):
         size = 0
         for i in range(sizes[q]):
@@ -607,7 +614,7 @@ def rescore(
                 else:
                     behind = middle
             part, r = parts[at], row - parts[at, BASE]
-            cosine = dot64(float_rows(part[VECTORS], r + 1, dim)[r], queries[q])
+            cosine = dot64(float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read), queries[q])
             if cosine < min_similarity:
                 continue
             time = longs(part[TIMES], r + 1)[r]

@@ -146,6 +146,7 @@ def _made(snapshot: Snapshot, masks: Masks) -> Table:
     kept: list[Any] = list(masks)
     units: list[tuple[int, int, int]] = []
     coder, passed = snapshot.coder, 0
+    row_by_row = snapshot.row_by_row
     # The oldest first: it has rows enough for a rotation, which the tail then takes too.
     coded_parts = [
         coder.codes(part.segment, part.n) if part.segment.dim == snapshot.dim else None for part in snapshot.parts
@@ -154,6 +155,9 @@ def _made(snapshot: Snapshot, masks: Masks) -> Table:
         part, mask, row, codes = snapshot.parts[i], masks[i], parts[i], coded_parts[i]
         row[:] = _row(part, codes)
         row[scan.BASE] = part.base
+        if row_by_row:
+            file, row[scan.OFFSET] = part.segment.place()
+            row[scan.FILE] = file + 1
         coded = 0 if codes is None else min(codes.rows, part.n)
         row[scan.CODED] = coded
         if codes is not None:

@@ -145,7 +145,7 @@ def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recal
                     text("content", row) or "",
                     KINDS[columns["kind"].item(row)],
                     score,
-                    0.0 if query is None else dot64(columns["vector"][row], query),
+                    0.0 if query is None else dot64(part.vector(row), query),
                     math.exp(-ask.decay_rate * age),
                     decimal(columns["importance"].item(row)),
                     age,
@@ -167,6 +167,7 @@ def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recal
         if told is fault:
             raise
         raise told from fault
+    snapshot.let_go(found.positions.tolist())
     return Recall(made, [hit.seq for hit in made], found, ask)
 
 
@@ -176,6 +177,7 @@ def hits_of_many(snapshot: Snapshot, many: Sequence[Found], queries: F32, ask: A
     """
     try:
         read = _Read(snapshot, many, queries, ask)
+        snapshot.let_go()
     except DAMAGE:
         return [hits(snapshot, found, query, ask) for found, query in zip(many, queries, strict=True)]  # which tells
     recalls, first = [], 0

@@ -9,13 +9,16 @@ rows of one scope, within one record batch. The catalog tells where the parts ar
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import json
+import mmap
 import os
 import re
+import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -313,6 +316,9 @@ class SegmentFile:
         try:
             self._opened = _state(path)
             self._map = pa.memory_map(str(path), "rb")
+            self._begin: int = self._map.read_buffer(1).address
+            self._map.seek(0)
+            self._handle: int | None = None
             self._reader = pa.ipc.open_file(self._map)
             self.schema: pa.Schema = self._reader.schema
             self._batches: dict[int, pa.RecordBatch] = {}
@@ -329,6 +335,32 @@ class SegmentFile:
             return _state(self.path) == self._opened
         except OSError:
             return False
+
+    def handle(self) -> int:
+        """A descriptor of the same file, or -1 where another one lies in its place. Closed with the last segment."""
+        if self._handle is None:
+            handle = -1
+            with contextlib.suppress(OSError):
+                handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                there = os.fstat(handle)
+                if (there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns) != self._opened:
+                    os.close(handle)
+                    handle = -1
+            if handle >= 0:
+                weakref.finalize(self, os.close, handle)
+            self._handle = handle
+        return self._handle
+
+    def let_go(self, regions: Iterable[tuple[int, int]]) -> None:
+        """Has the pages of these addresses and sizes be resident no more, as far as they are of this file's bytes: of
+        other memory the system would forget what it holds.
+        """
+        last = self._begin + self._opened[2]
+        for address, size in regions:
+            first = -(-max(address, self._begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = (min(address + size, last) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            if length > 0:
+                _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for number in range(self._reader.num_record_batches):
@@ -371,7 +403,12 @@ class SegmentFile:
         made = Segment.mapped(source, rows, arrays, texts, frozenset(about["kinds"]), (low, high), about["text_bytes"])
         if made.dim != dim:
             made.widen(dim)
+        elif dim:
+            made.mapped_from = self, arrays["vector"].__array_interface__["data"][0] - self._begin
         return made
+
+
+_libc = ctypes.CDLL(None)
 
 
 def _state(path: Path) -> tuple[int, ...]:

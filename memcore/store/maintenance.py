@@ -48,6 +48,7 @@ MERGED_ROWS = 262_144  # of a file that several were joined into
 MERGED_FILES = 8
 _DELETED = 1000  # rows of the journal a transaction: 2 ms
 _EVERY = 5.0  # seconds between two looks
+_KEPT_WITHIN = 60.0  # seconds to wait for who maintains the store, with a graph that took minutes
 LOCK = "maintenance.lock"
 GRAPHS_LOCK = "graphs.lock"
 
@@ -165,7 +166,7 @@ class Maintenance:
                 run = graphs.build(segments, wanted, threads=threads, stopping=stopping, progress=progress)
                 if run is None:
                     break
-                with self._alone(self._journal.lock_timeout):
+                with self._alone(max(self._journal.lock_timeout, _KEPT_WITHIN)):
                     self._refresh()
                     step("before a graph is kept")
                     taken = self._catalog.graphs.take(run, partition.shown.segments)

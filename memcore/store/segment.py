@@ -164,6 +164,7 @@ class Segment:
         "filtered",
         "forgotten",
         "kinds",
+        "mapped_from",
         "n",
         "scanned",
         "sealed",
@@ -173,6 +174,8 @@ class Segment:
 
     def __init__(self, dim: int) -> None:
         self.source: object = None  # the part of a file in which it lies
+        # the open file whose bytes its vectors are, and where in it they begin
+        self.mapped_from: tuple[Any, int] | None = None
         self.n = 0
         self.sealed = False
         self.forgotten = 0  # rows that are forgotten and still lie here
@@ -220,6 +223,7 @@ class Segment:
             self.text_bytes,
         )
         made.coded, made._index, made.derived, made.filtered = self.coded, self._index, self.derived, self.filtered
+        made.mapped_from = self.mapped_from
         return made
 
     def with_vectors(self, vectors: npt.NDArray[np.float32]) -> Segment:
@@ -323,6 +327,34 @@ class Segment:
         if self.coded is not None and self.coded.rotation is None:
             self.coded = None  # by now there may be a rotation
         self._room, self._view, self.sealed = self.n, None, True
+
+    def place(self) -> tuple[int, int]:
+        """The descriptor of the file whose bytes its vectors are and where they begin in it; -1, 0: no file's."""
+        if self.mapped_from is None:
+            return -1, 0
+        file, offset = self.mapped_from
+        return file.handle(), offset
+
+    def vector(self, row: int) -> npt.NDArray[np.float32]:
+        """One row's, without making more of a file resident than that."""
+        file, offset = self.place()
+        if file >= 0:
+            read = os.pread(file, 4 * self.dim, offset + 4 * self.dim * row)
+            if len(read) == 4 * self.dim:
+                return np.frombuffer(read, np.float32)
+        vector: npt.NDArray[np.float32] = self._arrays["vector"][row]
+        return vector
+
+    def let_go(self) -> None:
+        """Has the pages of its mapped vectors and texts be resident no more, until they are read again."""
+        if self.mapped_from is None:
+            return
+        vectors = self._arrays["vector"]
+        regions = [(vectors.__array_interface__["data"][0], vectors.nbytes)]
+        for texts in self._texts.values():
+            if isinstance(texts, pa.Array):
+                regions += [(buffer.address, buffer.size) for buffer in texts.buffers() if buffer is not None]
+        self.mapped_from[0].let_go(regions)
 
     def widen(self, dim: int) -> None:
         """Rows written before the store had a width get all-zero vectors (untouched pages, so no memory)."""

@@ -32,6 +32,7 @@ Mask = npt.NDArray[np.uint8]
 EVERY: Mask = np.empty(0, dtype=np.uint8)  # the mask of a part in which every row is allowed; writable like all masks,
 # since Numba compiles a kernel anew for a read-only one
 FIRST, LAST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+MAPPED = 512 << 20  # bytes
 _MOST_KEPT = 16  # selections and filters of which a snapshot keeps the masks: a byte a row each
 CODED = {"session_id": "session", "agent_role": "role", "source": "source"}  # record column -> column of codes
 
@@ -79,6 +80,13 @@ class Part:
         self.n = self.view.n
         self.base = base
 
+    def vector(self, row: int) -> npt.NDArray[np.float32]:
+        """One row's, which is read from its file where it lies in one: see `Segment.vector`."""
+        if self.columns["vector"] is self.view.columns["vector"]:
+            return self.segment.vector(row)
+        vector: npt.NDArray[np.float32] = self.columns["vector"][row]
+        return vector
+
 
 class Snapshot:
     """`parts` in commit order; a position counts rows through all of them. `names` decodes sessions, roles and sources:
@@ -95,6 +103,7 @@ class Snapshot:
         "names",
         "parts",
         "project_id",
+        "row_by_row",
         "seq",
         "tenant_id",
     )
@@ -130,12 +139,24 @@ class Snapshot:
             part = Part(segment, n, base, dim)
             self.parts.append(part)
             base += n
+        mapped = sum(part.n for part in self.parts if part.segment.mapped_from is not None)
+        # whether vectors that are scored are read one by one: see `memcore_kernels.memory.float_row`
+        self.row_by_row = 4 * dim * mapped >= MAPPED
 
     def current(self, dim: int, coder: Coder) -> bool:
         """Whether a new one of the same rows would be the same: of that width, and with all columns of its segments,
         of which counters and marks may be added.
         """
         return self.dim == dim and self.coder is coder and all(part.segment.is_whole(part.view) for part in self.parts)
+
+    def let_go(self, positions: Sequence[int] | None = None) -> None:
+        """Has what was read of mapped vectors and texts be resident no more, where they are many: of the parts that
+        hold these positions, or of all.
+        """
+        if self.row_by_row:
+            read = self.parts if positions is None else {self.part_of(position)[0] for position in positions}
+            for part in read:
+                part.segment.let_go()
 
     # Which rows
 

@@ -56,7 +56,7 @@ def test_remember_then_recall_in_another_process(tmp_path):
 
 def test_every_verb_has_help_and_json():
     verbs = {"remember", "recall", "get", "list", "update", "forget", "history", "export", "import", "stats", "replay"}
-    verbs |= {"prune", "restore", "reembed", "forgotten", "compact", "verify", "link", "unlink", "links"}
+    verbs |= {"prune", "restore", "reembed", "forgotten", "compact", "verify", "bench", "link", "unlink", "links"}
     assert set(main.commands) == verbs
     for command in main.commands.values():
         assert any(parameter.name == "as_json" for parameter in command.params)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import memcore
-from memcore.store import codes, derived, directory, segment
+from memcore.store import codes, derived, directory, segment, snapshot
+from memcore_kernels import scan
 
 DIM, ROWS = 130, 120
 RNG = np.random.default_rng(0)
@@ -196,3 +199,54 @@ def test_many_threads_find_the_codes_at_once(tmp_path):
         for thread in threads:
             thread.join()
         assert found == [expected] * 6
+
+
+# Vectors that are read one by one
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    monkeypatch.setattr(snapshot, "MAPPED", 1)
+
+
+def test_rows_that_are_read_from_their_file_answer_the_same(tmp_path, one_by_one):
+    with filled(tmp_path) as mem:
+        expected = answers(mem)
+        batch = [hits.ids for hits in mem.recall_many(vectors=VECTORS[:20], k=9)]
+        mem.compact()
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        assert answers(mem) == expected
+        assert [hits.ids for hits in mem.recall_many(vectors=VECTORS[:20], k=9)] == batch
+        (seen,) = [p.seen[1] for p in mem._engine.catalog.partitions.values()]
+        assert seen.row_by_row
+        (masks,) = seen._masks.values()
+        assert (masks.scanned.parts[:, scan.FILE] > 0).all()
+        assert [part.vector(3).tolist() for part in seen.parts] == [
+            part.columns["vector"][3].tolist() for part in seen.parts
+        ]
+
+
+def test_a_file_that_lies_in_the_place_of_ours_is_not_read(tmp_path, one_by_one):
+    with filled(tmp_path) as mem:
+        mem.compact()
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        mem.list(limit=1)  # maps the files
+        for file in (tmp_path / "segments").iterdir():
+            file.rename(tmp_path / "ours")
+            file.write_bytes(b"x" * 10)
+        (partition,) = mem._engine.catalog.partitions.values()
+        assert [one.place()[0] for one in partition.segments] == [-1, -1]
+        assert len(mem.recall(vector=VECTORS[0], k=9)) == 9
+
+
+def test_descriptors_are_closed_with_the_store(tmp_path, one_by_one):
+    def open_files() -> int:
+        return sum(file.path.endswith(".arrow") for file in psutil.Process().open_files())
+
+    with filled(tmp_path) as mem:
+        mem.compact()
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        answers(mem)
+        assert open_files() > 0
+    gc.collect()
+    assert open_files() == 0
