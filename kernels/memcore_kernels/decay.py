@@ -50,7 +50,9 @@ def known_terms(
     n = event_time.size
     rate = np.float32(min(decay_rate / math.log(2) / HOUR, _FASTEST))
     b32, g32 = np.float32(beta), np.float32(gamma)
-    for r in range(n):
+    if beta == 0.0 and gamma == 0.0:  # by similarity alone they need not be read
+        known[:n] = 0
+    for r in range(n if beta > 0.0 or gamma > 0.0 else 0):
         x = min(np.float32(max(now - event_time[r], 0)) * rate, np.float32(126))
         i = np.int32(x)
         f = np.float32(i) - x

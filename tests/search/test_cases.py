@@ -1048,12 +1048,15 @@ def test_case_K5_rows_are_derived_from_once_however_often_is_asked_between(kind,
 
 def test_case_K5_codes_of_the_rows_that_are_not_sealed_are_made_once(monkeypatch):
     monkeypatch.setattr(segment, "LEAST_CODED", 1)
-    vectors = np.random.default_rng(5).standard_normal((3000, DIM))
+    n = 3 * BLOCK + 100
+    vectors = np.random.default_rng(5).standard_normal((n, DIM))
     with counted(monkeypatch) as rows, memcore.open(embedder=None, clock=lambda: NOW) as mem:
-        for first in range(0, 3000, 50):
-            mem.remember_many([{"content": f"row {first + i}", "vector": vectors[first + i]} for i in range(50)])
+        for first in range(0, n, 100):
+            mem.remember_many(
+                [{"content": f"row {i}", "vector": vectors[i]} for i in range(first, min(first + 100, n))]
+            )
             assert mem.recall(vector=vectors[first], k=1, weights=(1, 0, 0))[0].content == f"row {first}"
-        assert rows["codes"] == 3000 // BLOCK * BLOCK
+        assert rows["codes"] == 3 * BLOCK
 
 
 def test_case_K5_metadata_of_the_rows_that_are_not_sealed_is_read_once(mem, monkeypatch):
