@@ -43,7 +43,7 @@ from memcore.store.segment import Segment, View
 LEAST_ROWS = 16_384  # of a scope: fewer are scanned in 0.2 ms
 FREE = 8  # another graph is made when one in so many rows has none
 ALIVE = 0.75  # of a graph's rows, below which it is made anew
-MADE_AT_ONCE = 2048  # rows added between two looks at whether to stop: about 0.3 s on one core
+MADE_AT_ONCE = 2048  # rows added between two looks at whether to stop: less than a second on one core
 _APART = 5  # random numbers of a row
 _SPREAD = 0.1  # their standard deviation
 _FAR = 3.0  # beyond so many of these they are cut
@@ -90,6 +90,7 @@ class Run:
         self.path = path
         self.efforts = efforts  # with much weight on similarity, and else; 0: no effort is enough
         self.alive: Any = None  # what must live as long as this does, for the keys to stay what they are
+        self.unfit = False  # its file is gone or is not as it was written
         self._told = told
         self._graph = graph
 
@@ -102,13 +103,14 @@ class Run:
         return self.efforts[0 if alpha >= HEAVY else 1]
 
     def graph(self) -> Graph | None:
-        """Loads it if need be; None if its file is gone or is not as it was written."""
-        if self._graph is None and self.path is not None:
+        """Loads it if need be; None if it is unfit."""
+        if self._graph is None and self.path is not None and not self.unfit:
             with _loading:
                 if self._graph is None:
                     with suppress(OSError, ValueError):
                         if crc_of_file(self.path) == self._told:  # a damaged one could end the process
                             self._graph = BACKENDS[self.backend].load(self.path, self.dim + _MORE, self.rows)
+                    self.unfit = self._graph is None
         return self._graph
 
     def nbytes(self) -> int:
@@ -285,7 +287,7 @@ class Graphs:
         for run in self.of(wanted.backend, wanted.decay_rate):
             mine = [key for key in run.keys if key in free]
             rows = sum(free[key].n for key in mine)
-            if rows >= ALIVE * run.rows:
+            if rows >= ALIVE * run.rows and not run.unfit:
                 covered.append((rows, mine))
                 for key in mine:
                     del free[key]

@@ -326,6 +326,24 @@ def test_a_damaged_one_is_not_used_and_repaired(tmp_path, what):
         assert plan(mem) == "faiss HNSW, 1 graph"
 
 
+def test_a_damaged_one_is_looked_at_once_and_made_anew(tmp_path, monkeypatch):
+    with filled(tmp_path) as mem:
+        mem.compact()
+        (graph,) = kept(tmp_path)
+    graph.write_bytes(graph.read_bytes()[:-1])
+    looked = []
+    crc_of_file = graphs.crc_of_file
+    monkeypatch.setattr(graphs, "crc_of_file", lambda path: looked.append(path) or crc_of_file(path))
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9, index="faiss") as mem:
+        for n in range(3):
+            mem.remember(f"new {n}", vector=VECTORS[n])
+            assert plan(mem) == "exact scan, 1 thread"
+        assert looked == [graph]
+        assert mem.compact().indexed == 3 * ROWS
+        assert plan(mem).startswith("faiss HNSW, 1 graph")
+        assert not graph.exists()
+
+
 def test_what_is_told_about_one_that_makes_no_sense_counts_as_not_there(tmp_path):
     with filled(tmp_path) as mem:
         mem.compact()
