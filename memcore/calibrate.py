@@ -147,14 +147,14 @@ def _at(small: Point, large: Point, rows: float) -> tuple[float, float]:
 
 
 def _crossing(small: Point, large: Point) -> int:
-    """From how many rows on the graph is the faster one."""
-    rows = float(small.rows)
-    while rows < _MOST_ROWS:
+    """From how many rows on the graph is the faster one, for all that are more."""
+    rows = float(_MOST_ROWS)
+    while rows >= small.rows:
         exact, graph = _at(small, large, rows)
-        if graph <= exact:
-            return int(rows)
-        rows *= 1.05
-    return _MOST_ROWS
+        if graph > exact:
+            break
+        rows /= 1.05
+    return min(int(rows * 1.05), _MOST_ROWS)
 
 
 def _least_share(points: Sequence[Point], filtered: dict[int, tuple[float, float]], least_rows: int) -> float:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KINDS = ("working", "episodic", "semantic", "procedural")
 EMBEDDERS = ("static", "hashed")
+INDEXES = ("auto", "exact", "faiss", "hnswlib")  # as in `search.planner`, which a command that scores nothing spares
 _MANY = 10_000  # rows: what has more tells of them by thousands
 _FEW = 1000  # steps, of which each is told: rich takes 10 µs
 _CUT = 100  # characters of a content that a line for people shows
@@ -74,6 +75,7 @@ class Place:
     session: str | None
     role: str | None
     embedder: str
+    index: str
     scoped: bool  # whether the command line names a scope
 
     def directory(self) -> Path:
@@ -83,7 +85,9 @@ class Place:
 
     @contextmanager
     def memory(self, *, embeds: bool = True, creates: bool = False) -> Iterator[Memory]:
-        mem = memcore.open(self.directory(), embedder=self.embedder if embeds else None, create=creates)
+        mem = memcore.open(
+            self.directory(), embedder=self.embedder if embeds else None, index=self.index, create=creates
+        )
         try:
             yield mem
         finally:
@@ -108,6 +112,7 @@ class Place:
 @click.option("--session", help="Only this session; what is written goes into it.")
 @click.option("--role", help="Only this agent role; what is written gets it.")
 @click.option("--embedder", type=click.Choice(EMBEDDERS), default="static", show_default=True, help="Texts to vectors.")
+@click.option("--index", type=click.Choice(INDEXES), default="auto", show_default=True, help="What may answer recall.")
 @click.version_option(memcore.__version__, prog_name="memcore")
 @click.pass_context
 def main(
@@ -118,12 +123,13 @@ def main(
     session: str | None,
     role: str | None,
     embedder: str,
+    index: str,
 ) -> None:
     """The memory of LLM agents: remember, recall, forget, and replay recorded lives."""
     if store is not None and store == Path() and ctx.get_parameter_source("store") is not None:
         raise InvalidInput("--store is blank; name the store's directory, for the one you are in as ./")
     scoped = any(_given(ctx, name) for name in ("tenant", "project", "session", "role"))
-    ctx.obj = Place(store, tenant, project, session, role, embedder, scoped)
+    ctx.obj = Place(store, tenant, project, session, role, embedder, index, scoped)
 
 
 def _given(ctx: click.Context, name: str) -> bool:
@@ -190,12 +196,13 @@ def remember(
 @tiers_option
 @now_option
 @as_of_option
+@click.option("--explain", is_flag=True, help="Also how it was found: the plan, what was read, what took how long.")
 @as_json
 @click.pass_obj
 def recall(
     place: Place, query: str | None, k: int, kinds: Sequence[str], where: Sequence[str], weights: str | None,
     decay_rate: str | None, half_life: float | None, min_similarity: float | None, min_score: float | None,
-    tiers: str, now: str | None, as_of: str | None, as_json: bool,
+    tiers: str, now: str | None, as_of: str | None, explain: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """The best memories for QUERY by relevance, recency and importance; without one, by the latter two."""
     with place.scope(embeds=query is not None) as scope:
@@ -213,7 +220,12 @@ def recall(
             now=_time(now, "--now"),
             as_of=_time(as_of, "--as-of"),
         )
-    _show(list(hits), as_json, lambda: _hit_lines(hits))
+    if not explain:
+        _show(list(hits), as_json, lambda: _hit_lines(hits))
+        return
+    told = hits.explain()
+    lines = "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in told.items())
+    _show({"hits": [_plain(hit) for hit in hits], "explain": told}, as_json, lambda: f"{_hit_lines(hits)}\n{lines}")
 
 
 @main.command()
@@ -631,9 +643,13 @@ def bench(calibrate: bool, as_json: bool) -> None:
     for p in found.points:
         weights = ", ".join(f"{share:g}" for share in p.weights)
         lines.append(f"{p.rows:>9,}  {weights:<15} {p.kind:<12} {p.exact_ms:>9.3f} {p.graph_ms:>9.3f}")
+    filters = (
+        "without a filter" if found.least_share == 1 else f"with filters that {found.least_share:.0%} or more pass"
+    )
+    beyond = "" if found.least_rows <= found.points[-1].rows else ", by what the two sizes say of larger ones"
     lines.append(
-        f"graphs are faster from {found.least_rows:,} rows on, and with filters that {found.least_share:.0%} of them "
-        "or more pass" + ("" if kept is None else f"; written to {kept}")
+        f"graphs are faster from {found.least_rows:,} rows on{beyond}, {filters}"
+        + ("" if kept is None else f"; written to {kept}")
     )
     _show({**found.to_json(), "written": kept}, as_json, lambda: "\n".join(lines))
 

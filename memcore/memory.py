@@ -1457,7 +1457,11 @@ class Memory(Scope):
         )
 
     def stats(self) -> dict[str, Any]:
-        """Counts and bytes of the whole store, its embedder and its defaults."""
+        """Counts and bytes of the whole store, its embedder and its defaults. `graphs` are all that there are, whether
+        this store's `index` uses them or not: the library, the rate of decay and the rows that each is for, how many
+        rows a walk keeps in view (with much weight on similarity, and else; 0: it found too little and is not used),
+        and its bytes in RAM, 0 until it is first asked.
+        """
         engine = self._engine
         engine.check_open()
         scopes, embedder = self.scopes(), engine.embedder
@@ -1578,8 +1582,9 @@ def open(
     `index` tells what may answer `recall`. By default that is the exact scan, and in a scope of a million rows or more
     (or of what `memcore bench --calibrate` has measured here) an HNSW graph over the whole score, which finds about
     .99 of the same hits; `explain()["plan"]` tells which it was. "exact" forbids graphs; "faiss" and "hnswlib" use one
-    of that library wherever there is one: from 16,384 rows on. Graphs are made by `compact`, and in a directory in the
-    background too; they serve the `decay_rate` that the store was opened with, and another one is answered exactly.
+    of that library wherever there is one: from 16,384 rows of a scope on, in RAM from 32,768, where full segments alone
+    have one. Graphs are made by `compact`, and in a directory in the background too, after a write; they serve the
+    `decay_rate` that the store was opened with, and another one is answered exactly.
     """
     from memcore import embed
 

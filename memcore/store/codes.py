@@ -9,6 +9,8 @@ fitted to other rows only leaves more of them to be looked at.
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,14 +63,18 @@ class Coder:
 
     def codes(self, segment: Segment, n: int) -> Codes | None:
         """The codes of a segment's first `n` rows, as far as it has any. Never under the lock: it may take a second."""
-        if segment.coded is not None or segment.coded_upto(n) == 0:
+        upto = segment.coded_upto(n)
+        if upto == 0 or (segment.coded is not None and segment.coded.rows >= upto):
             return segment.codes(n, None)
-        rotation = self._rotation(segment)
-        if self.folder is not None and segment.source is not None:
-            from memcore.store import derived
+        with _making:  # sixteen threads that all made them at once took 30 s, and one takes 0.3 s
+            if segment.coded is not None:
+                return segment.codes(n, None)
+            rotation = self._rotation(segment)
+            if self.folder is not None and segment.source is not None:
+                from memcore.store import derived
 
-            segment.coded = derived.of(self.folder, segment, rotation)
-        return segment.codes(n, rotation)
+                segment.coded = derived.of(self.folder, segment, rotation)
+            return segment.codes(n, rotation)
 
     def _rotation(self, segment: Segment) -> Rotation | None:
         dim, rotation = segment.dim, self.rotation
@@ -83,6 +89,17 @@ class Coder:
         if (self.rotation is None or len(self.rotation.matrix) != dim) and segment.sealed and segment.n >= FITTED:
             self.rotation = fitted(segment.view().columns["vector"])
         return self.rotation if self.rotation is not None and len(self.rotation.matrix) == dim else None
+
+
+_making = threading.Lock()
+
+
+def _in_child() -> None:
+    global _making
+    _making = threading.Lock()  # a thread that is not there may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Codes:

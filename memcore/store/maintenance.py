@@ -65,6 +65,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self._grapher: threading.Thread | None = None
         self._stopping = False
+        self._taken_over = False  # graphs are made by who compacts
         self.clocks: list[Clock] = []  # of those who have the store open in this process
         self.fault: BaseException | None = None  # why the last round in the background failed
         catalog.quiet.append(self._lock)
@@ -150,7 +151,7 @@ class Maintenance:
 
     def _run_graphs(self) -> None:
         try:
-            self._make_graphs(1, lambda: self._stopping, lambda *_: None)
+            self._make_graphs(1, lambda: self._stopping or self._taken_over, lambda *_: None)
         except Exception as fault:  # told by stats(); the next round tries again
             self.fault = fault
 
@@ -237,7 +238,13 @@ class Maintenance:
             self._drop_graphs()
             self._load_large()
             self._derive()
-        made = self._make_graphs(THREADS, lambda: self._stopping, progress)
+        self._taken_over = True  # else what the background is making would come at one core's speed, and untold
+        try:
+            if self._grapher is not None:
+                self._grapher.join()
+            made = self._make_graphs(THREADS, lambda: self._stopping, progress)
+        finally:
+            self._taken_over = False
         return CompactReport(dropped, written, removed, before, self._size(), made)
 
     def _drop_graphs(self) -> None:

@@ -381,8 +381,8 @@ class Segment:
         return upto if upto >= LEAST_CODED and self.dim else 0
 
     def codes(self, n: int, rotation: Rotation | None) -> Codes | None:
-        """The codes of its rows, as far as `coded_upto` says, or None. Made when they are first asked for; two threads
-        that ask at once both make them.
+        """The codes of its rows, as far as `coded_upto` says, or None. Made when they are first asked for; `Coder` sees
+        to it that one thread does that.
         """
         upto = self.coded_upto(n)
         if not upto:

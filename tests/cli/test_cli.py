@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import memcore
-from memcore.cli import main
+from memcore.cli import INDEXES, main
+from memcore.search import planner
 
 BINARY = Path(sys.executable).parent / "memcore"
 T0 = "2026-03-01T09:30:00Z"
@@ -61,6 +62,24 @@ def test_every_verb_has_help_and_json():
     for command in main.commands.values():
         assert any(parameter.name == "as_json" for parameter in command.params)
         assert command.help
+
+
+def test_recall_explains_itself(cli):
+    ok(cli("remember", "a deploy failed", "--now", T0))
+    told = ok(cli("recall", "deploy", "--now", T0, "--explain"))
+    assert told.startswith(ok(cli("recall", "deploy", "--now", T0)))
+    assert "\nplan: exact scan, 1 thread\nrows: 1\npassed filter: 1\n" in told
+    document = of_json(cli("recall", "deploy", "--now", T0, "--explain", "--json"))
+    assert document["hits"] == of_json(cli("recall", "deploy", "--now", T0, "--json"))
+    assert (document["explain"]["plan"], document["explain"]["rows"]) == ("exact scan, 1 thread", 1)
+
+
+def test_the_index_is_chosen_before_the_verb(cli):
+    assert INDEXES == planner.INDEXES
+    ok(cli("remember", "a deploy failed", scope=("--index", "exact")))
+    code, _, err = cli("list", scope=("--index", "none"))
+    assert code == 2
+    assert "Invalid value for '--index': 'none' is not one of 'auto', 'exact', 'faiss', 'hnswlib'." in err
 
 
 def test_json_is_one_document_and_nothing_else(cli):

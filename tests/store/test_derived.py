@@ -171,6 +171,7 @@ def test_the_background_keeps_them_too(tmp_path, monkeypatch):
     from memcore.store import maintenance
 
     monkeypatch.setattr(maintenance, "SEAL_ROWS", ROWS)
+    monkeypatch.setattr(maintenance.Maintenance, "nudge", lambda self: None)  # its round is the one below
     with filled(tmp_path) as mem:
         mem._engine.directory.maintenance.work(0)
         assert len(kept(tmp_path)) >= 2
@@ -250,3 +251,29 @@ def test_descriptors_are_closed_with_the_store(tmp_path, one_by_one):
         assert open_files() > 0
     gc.collect()
     assert open_files() == 0
+
+
+def test_threads_that_ask_at_once_make_them_once(monkeypatch):
+    made: list[int] = []
+    fitted = codes.fitted
+    monkeypatch.setattr(codes, "fitted", lambda vectors: made.append(len(vectors)) or fitted(vectors))
+    extend = codes.Codes.extend
+
+    def counted(self: Any, columns: Any, upto: int) -> None:
+        made.append(-upto)
+        extend(self, columns, upto)
+
+    monkeypatch.setattr(codes.Codes, "extend", counted)
+    with filled(None) as mem:
+        ready = threading.Barrier(8)
+
+        def ask() -> None:
+            ready.wait(60)
+            mem.recall(vector=VECTORS[0], k=9)
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(made) == [-ROWS, -ROWS, ROWS]

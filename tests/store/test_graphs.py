@@ -236,6 +236,27 @@ def test_closing_ends_what_the_background_makes(tmp_path, monkeypatch):
     assert kept(tmp_path) == []
 
 
+def test_compact_takes_over_what_the_background_makes(tmp_path, monkeypatch):
+    begun = threading.Event()
+    add = hnsw.Faiss.add
+
+    def slowly(self: Any, table: Any, *, threads: int) -> None:
+        add(self, table, threads=threads)
+        begun.set()
+        while threads == 1 and not maintenance._taken_over:
+            pass
+
+    monkeypatch.setattr(hnsw.Faiss, "add", slowly)
+    with filled(tmp_path) as mem:
+        maintenance = mem._engine.directory.maintenance
+        maintenance.seal_all()
+        maintenance.work(1_800_000_000_000_000)
+        assert begun.wait(60)
+        monkeypatch.setattr("memcore.store.maintenance.THREADS", 2)
+        assert mem.compact().indexed == 3 * ROWS
+        assert made(mem) == [3 * ROWS]
+
+
 def test_only_one_process_makes_them(tmp_path):
     with filled(tmp_path) as mem:
         (tmp_path / "derived").mkdir()
