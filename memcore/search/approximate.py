@@ -19,7 +19,7 @@ from memcore.store.graphs import HEAVY, SCORED, Run, asked, key_of
 from memcore.store.snapshot import EVERY, Mask, Masks, Snapshot
 
 MOST_EFFORT = 4  # times a graph's own, for filters
-AT_ONCE = 2048  # queries: the walk's results for them take 8 MB
+MOST_RESULTS = 1 << 19  # of walks at once, which take 4 MB, and as much again while they are sorted
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -74,19 +74,19 @@ def covering(snapshot: Snapshot, masks: Masks, made_of: tuple[tuple[Run, ...], s
 
 def best_many(snapshot: Snapshot, masks: Masks, there: Covered, queries: F32, ask: Ask) -> list[Found]:
     """About the top k for each row of `queries`, float32 `(q, d)`, L2-normalised; exact scores, in exact order."""
-    if len(queries) > AT_ONCE:
-        shares = (queries[first : first + AT_ONCE] for first in range(0, len(queries), AT_ONCE))
+    k = min(ask.k, exact.scanned(snapshot, masks).passed)
+    wanted = max(SCORED, 2 * k)
+    efforts = [_effort(used, there, wanted) for used in there.used]
+    at_once = max(MOST_RESULTS // max(efforts), 1)
+    if len(queries) > at_once:
+        shares = (queries[first : first + at_once] for first in range(0, len(queries), at_once))
         return [found for share in shares for found in best_many(snapshot, masks, there, share, ask)]
     table = exact.scanned(snapshot, masks)
-    k = min(ask.k, table.passed)
     others = exact.best_many(snapshot, there.rest, queries, ask)
-    wanted = max(SCORED, 2 * k)
     columns: list[I64] = []
     sure = np.logical_or.reduce(queries != 0, axis=1)  # nothing is similar to a query of zeros
-    for used in there.used:
-        base = used.run.effort(ask.weights.alpha)
-        effort = min(int(base * used.run.rows / max(used.passed, 1)), MOST_EFFORT * base)
-        candidates, many = _candidates(used, queries, ask, max(effort, wanted), wanted)
+    for used, effort in zip(there.used, efforts, strict=True):
+        candidates, many = _candidates(used, queries, ask, effort, wanted)
         columns.append(candidates)
         sure &= many >= min(k, used.passed)
     rest = np.full((len(queries), max(len(other.positions) for other in others)), -1, np.int64)
@@ -109,6 +109,12 @@ def best_many(snapshot: Snapshot, masks: Masks, there: Covered, queries: F32, as
         else:
             found.append(exact.best(snapshot, masks, queries[i], ask))
     return found
+
+
+def _effort(used: Used, there: Covered, wanted: int) -> int:
+    """How many rows a walk keeps in view: the more, the fewer of them the masks let through."""
+    base = used.run.effort(HEAVY if there.of[-1] else 0.0)
+    return max(min(int(base * used.run.rows / max(used.passed, 1)), MOST_EFFORT * base), wanted)
 
 
 def _candidates(used: Used, queries: F32, ask: Ask, effort: int, wanted: int) -> tuple[I64, I64]:

@@ -356,17 +356,13 @@ def _values_of(part: Part, key: str) -> _Values:
 def _shared_out(
     readings: Sequence[tuple[int, ...]], values: Sequence[_Values], n: int
 ) -> list[tuple[tuple[int, ...], Bools]]:
-    """Which rows to evaluate by which reading: the first that takes the types they have, or else the first of all."""
-    left = np.ones(n, dtype=np.bool_)
-    shares: list[tuple[tuple[int, ...], Bools]] = []
-    for reading in readings:
-        fits = left.copy()
+    """Which rows to evaluate by which reading: the first that takes the types they have, or else most of them."""
+    taken = np.zeros((len(readings), n), dtype=np.int8)  # how many values of each row
+    for reading, many in zip(readings, taken, strict=True):
         for v, kind in zip(values, reading, strict=True):
-            if kind != _PRESENCE:
-                fits &= (v.kinds[:n] == kind) | (v.kinds[:n] == _ABSENT)
-        shares.append((reading, fits))
-        left &= ~fits
-    shares[0][1][left] = True
+            many += True if kind == _PRESENCE else (v.kinds[:n] == kind) | (v.kinds[:n] == _ABSENT)
+    best = taken.argmax(axis=0)
+    shares = ((reading, best == place) for place, reading in enumerate(readings))
     return [(reading, rows) for reading, rows in shares if rows.any()]
 
 

@@ -74,7 +74,7 @@ def path() -> Path:
 
 def measured() -> Measured | None:
     """What was measured on this machine; None if nothing was, or it can't be read."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RuntimeError):
         told = json.loads(path().read_text(encoding="utf-8"))
         found = Measured(int(told["least_rows"]), float(told["least_share"]))
         if found.least_rows >= 0 and 0 <= found.least_share <= 1:

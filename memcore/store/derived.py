@@ -9,6 +9,7 @@ and never data. A file that does not fit, or cannot be read, counts as not there
 from __future__ import annotations
 
 import json
+import tokenize
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -25,7 +26,7 @@ from memcore.store.files import Source, appearing, on_disk
 from memcore.store.segment import Segment
 
 LEAST_KEPT = 4096  # rows from which codes are kept: fewer are coded in a few milliseconds
-_FORMAT = 1
+_FORMAT = 2
 _ROTATION = "rotation.npy"
 _DTYPES: dict[str, npt.DTypeLike] = {
     "slab0": np.int8, "slab1": np.int8, "slab2": np.int8, "scale": np.float32, "missed": np.float32, "left": np.float32,
@@ -55,6 +56,7 @@ def write(folder: Path, source: Source, codes: Codes) -> None:
     arrays = {name: array.tobytes() for name, array in _arrays(codes)}
     about = {
         "format": _FORMAT,
+        "of": name_of(source),
         "rows": codes.rows,
         "ends": codes.ends,
         "rotation": None if codes.rotation is None else codes.rotation.name,
@@ -78,6 +80,7 @@ def read(folder: Path, source: Source, rows: int, dim: int, rotation: Rotation |
         name = about["rotation"]
         if (
             about["format"] != _FORMAT
+            or about["of"] != name_of(source)
             or about["rows"] != rows
             or (name and (rotation is None or rotation.name != name))
         ):
@@ -128,7 +131,7 @@ def read_rotation(folder: Path, dim: int) -> Rotation | None:
 
 
 def _read_rotation(path: Path) -> Rotation | None:
-    with suppress(OSError, ValueError, EOFError):
+    with suppress(OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError):  # all that a bent head can raise
         matrix = np.load(path)
         if matrix.shape == matrix.shape[::-1] and matrix.dtype == np.float64 and _orthonormal(matrix):
             return Rotation(np.ascontiguousarray(matrix))

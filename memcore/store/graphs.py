@@ -54,7 +54,10 @@ SCORED = 64  # rows of a walk that are scored exactly, at least: its own scores 
 _TRIED = 200  # queries
 _TRIED_K = 10
 _ENOUGH = 0.993  # of their exact top 10: .99 with what 2,000 hits are off by
-_TRIED_WITH = ((0.8, 0.1, 0.1), (1.0, 0.0, 0.0)), ((0.5, 0.3, 0.2), (0.34, 0.33, 0.33), (0.2, 0.7, 0.1))
+_TRIED_WITH = (
+    ((0.8, 0.1, 0.1), (1.0, 0.0, 0.0)),
+    ((0.5, 0.3, 0.2), (0.34, 0.33, 0.33), (0.2, 0.7, 0.1), (0.5, 0.0, 0.5)),
+)
 _LENGTH = 3.0 + _APART * (_FAR * _SPREAD) ** 2  # of all rows, squared: a vector, a recency, an importance of 1 at most
 _FORMAT = 1
 _SETTLED = 50_000_000  # ns: a folder changed less than this ago may change again within its clock's tick
@@ -407,7 +410,7 @@ def _kept(folder: Path, known: dict[Path | None, Run]) -> Iterator[Run]:
 
 def read(path: Path) -> Run | None:
     """What is told about a kept graph; None if nothing that makes sense is."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         told = json.loads(_about(path).read_text(encoding="utf-8"))
         about = told["about"]
         if told["crc"] != _crc(about) or about["format"] != _FORMAT or path.suffix[1:] not in BACKENDS:

@@ -216,11 +216,26 @@ def _lock_of(graph: Hnswlib) -> threading.Lock:
     return threading.Lock()
 
 
+def _before_fork() -> None:
+    """hnswlib has locks of its own, which a child would find held by a thread that it has not."""
+    _held[:] = [(graph, graph._busy) for graph in list(_locked)]
+    for _, busy in _held:
+        busy.acquire()
+
+
+def _in_parent() -> None:
+    for _, busy in _held:
+        busy.release()
+    _held.clear()
+
+
 def _in_child() -> None:
     global _forked
     _forked = True
-    for graph in list(_locked):  # a thread that is not there may hold it
+    for graph, _ in _held:
         graph._busy = threading.Lock()
+    _held.clear()
 
 
-os.register_at_fork(after_in_child=_in_child)
+_held: list[tuple[Hnswlib, threading.Lock]] = []
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -119,8 +119,11 @@ class Maintenance:
                     while self._seal(frozenset()) and self._catalog.unsealed() >= SEAL_ROWS:
                         if self._stopping:  # who closes the store shall not wait for all of it
                             return
-                    self._drop(self._given_up((self._now() if now is None else now) - UNDO_DAYS * DAY))
+                    dropped = self._drop(self._given_up((self._now() if now is None else now) - UNDO_DAYS * DAY))
                     self._join_small()
+                    if dropped.dropped:
+                        self._tidy()  # what was derived of it goes with it
+                        self._drop_graphs()
                     self._journal.checkpoint()
         self._refresh()
         coder = self._catalog.coder

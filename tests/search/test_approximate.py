@@ -116,7 +116,7 @@ def test_one_query_and_many_find_the_same(mem):
 
 def test_more_queries_than_one_pass_takes(mem, monkeypatch):
     expected = [hits.ids for hits in mem.recall_many(vectors=QUERIES, k=10)]
-    monkeypatch.setattr(approximate, "AT_ONCE", 7)
+    monkeypatch.setattr(approximate, "MOST_RESULTS", 7 * 400)
     assert [hits.ids for hits in mem.recall_many(vectors=QUERIES, k=10)] == expected
 
 
@@ -209,10 +209,13 @@ def test_a_minimum_leaves_out_what_is_below(mem, reference):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"decay_rate": 0.02}, {"now": NOW - 40 * 86_400}, {"as_of": NOW - 1}, {"weights": (0, 0.5, 0.5)}, {"k": 101},
+        {"decay_rate": 0.02}, {"now": NOW - 40 * 86_400}, {"as_of": NOW - 1}, {"weights": (0, 0.5, 0.5)}, {"k": 11},
+        {"weights": (0.3, 0.1, 0.6)}, {"weights": (0.04, 0.92, 0.04)},
+        {"weights": (0.3, 0.5, 0.2), "now": NOW + 90 * 86_400},
         {"vector": np.zeros(DIM)}, {"vector": None},
     ],
-    ids=["another lambda", "before the newest row", "as of then", "no similarity", "many", "zero", "no query"],
+    ids=["another lambda", "before the newest row", "as of then", "no similarity", "many",
+        "importance", "little similarity", "importance by then", "zero", "no query"],
 )  # fmt: skip
 def test_the_exact_scan_answers_what_a_graph_cannot(mem, reference, asked):
     asked = {"vector": QUERIES[0], "k": 10, **asked}
@@ -243,7 +246,13 @@ def test_by_default_graphs_begin_where_this_machine_was_measured(tmp_path, monke
         assert mem.recall(vector=QUERIES[0]).explain()["plan"].startswith("faiss")
         half = mem.recall(vector=QUERIES[0], where={"metadata.quarter": 1})
         assert half.explain()["plan"].startswith("exact scan")  # fewer rows pass than graphs are for
-    for nonsense in ("", "[]", '{"least_rows": -1, "least_share": 0.5}', '{"least_rows": 5, "least_share": 2}'):
+    for nonsense in (
+        "",
+        "[]",
+        '{"least_rows": 1e999, "least_share": 0.5}',
+        '{"least_rows": -1, "least_share": 0.5}',
+        '{"least_rows": 5, "least_share": 2}',
+    ):
         planner.path().write_text(nonsense)
         assert planner.planner("auto") == planner.Planner("faiss", 1_000_000, 0.25)
 

@@ -265,7 +265,7 @@ def test_the_batch_in_memory_is_bounded():
         shapes.append(named["out"].nbytes)
         return product(*arguments, **named)
 
-    queries = drawn.unit_rows(np.random.default_rng(6), exact.MOST + 10, 4, "normal")
+    queries = drawn.unit_rows(np.random.default_rng(6), exact.MOST + exact.FEW, 4, "normal")
     with mock.patch.object(np, "matmul", seen):
         mem.recall_many(vectors=queries, k=1, now=SECONDS)
     assert max(shapes) <= exact.BATCH_BYTES

@@ -606,3 +606,11 @@ def test_metadata_is_parsed_once(monkeypatch):
     held = mem.stats()["bytes_in_memory"]
     mem.list(where={"metadata.host": "web1"}, limit=1)
     assert held < mem.stats()["bytes_in_memory"] < held + 40_000 * 80
+
+
+def test_a_row_of_which_one_value_cannot_be_compared_is_judged_by_the_others(mem):
+    for n, (score, tag) in enumerate([(1.5, 3), (2, 3), (0.5, 3), (0.5, "a"), ("x", "a"), (1.5, None), (None, 3)]):
+        mem.remember(f"row {n}", metadata={"score": score, "tag": tag})
+    either = (pc.field("metadata.score") >= 1) | (pc.field("metadata.tag") == "a")
+    found = {record.content for record in mem.list(where=either)}
+    assert found == {"row 0", "row 1", "row 3", "row 4", "row 5"}

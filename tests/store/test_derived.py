@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import memcore
-from memcore.store import codes, derived, directory, segment, snapshot
+from memcore.store import codes, derived, directory, graphs, segment, snapshot
 from memcore_kernels import scan
 
 DIM, ROWS = 130, 120
@@ -178,6 +178,53 @@ def test_the_background_keeps_them_too(tmp_path, monkeypatch):
         stamp = {name: (tmp_path / "derived" / name).stat().st_mtime_ns for name in kept(tmp_path)}
         mem._engine.directory.maintenance.work(0)
         assert {name: (tmp_path / "derived" / name).stat().st_mtime_ns for name in kept(tmp_path)} == stamp
+
+
+def test_the_codes_of_another_part_are_not_taken_for_ones_own(tmp_path):
+    with filled(tmp_path) as mem:
+        mem.compact()
+        expected = answers(mem)
+    one, other = (tmp_path / "derived" / name for name in kept(tmp_path)[:2])
+    one.rename(tmp_path / "one")
+    other.rename(one)
+    (tmp_path / "one").rename(other)
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        assert answers(mem) == expected
+        assert not any(mapped(code) for code in coded(mem))
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 128, 3))
+def test_a_bit_of_the_rotation_costs_no_more_than_time(tmp_path, bit):
+    derived.write_rotation(tmp_path, codes.Rotation(np.eye(4)))
+    path = tmp_path / "rotation.npy"
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    found = derived.read_rotation(tmp_path, 4)
+    assert found is None or np.array_equal(found.matrix, np.eye(4))
+
+
+def test_what_was_derived_of_erased_rows_goes_when_sealing_drops_them(tmp_path, monkeypatch):
+    from memcore.store import maintenance
+
+    monkeypatch.setattr(maintenance, "SEAL_ROWS", ROWS)
+    monkeypatch.setattr(maintenance.Maintenance, "nudge", lambda self: None)
+    monkeypatch.setattr(graphs, "LEAST_ROWS", ROWS)
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9, index="faiss") as mem:
+        mem.remember_many([{"content": f"row {i}", "vector": VECTORS[i]} for i in range(2 * ROWS)])
+        mem.compact()
+        before = set(kept(tmp_path))
+        assert any(name.endswith(".faiss") for name in before)
+        mem.forget(mem.list(limit=1), erase=True)
+        mem.remember_many([{"content": f"more {i}", "vector": VECTORS[i]} for i in range(2 * ROWS)])
+        work = mem._engine.directory.maintenance
+        work.work(1_800_000_000_000_000)
+        if work._grapher is not None:
+            work._grapher.join()
+        gone = {
+            name for name in before if name.endswith((".faiss", ".json")) or name.startswith(sorted(before)[0][:16])
+        }
+        assert not gone & set(kept(tmp_path)) - {"rotation.npy"}
 
 
 def test_small_parts_are_not_kept(tmp_path, monkeypatch):
