@@ -211,7 +211,7 @@ def test_a_minimum_leaves_out_what_is_below(mem, reference):
     [
         {"decay_rate": 0.02}, {"now": NOW - 40 * 86_400}, {"as_of": NOW - 1}, {"weights": (0, 0.5, 0.5)}, {"k": 11},
         {"weights": (0.3, 0.1, 0.6)}, {"weights": (0.04, 0.92, 0.04)},
-        {"weights": (0.3, 0.5, 0.2), "now": NOW + 90 * 86_400},
+        {"weights": (0.3, 0.32, 0.38), "now": NOW + 90 * 86_400},
         {"vector": np.zeros(DIM)}, {"vector": None},
     ],
     ids=["another lambda", "before the newest row", "as of then", "no similarity", "many",

@@ -29,6 +29,7 @@ import naive
 from memcore.cli import main
 from memcore.embed import CallableEmbedder
 from memcore.search import filter as filters
+from memcore.search import plan as searching
 from memcore.search import planner
 from memcore.store import graphs, hnsw, segment
 from memcore_kernels import codes
@@ -762,6 +763,7 @@ def test_case_B11_fewer_rows_than_asked_for_come_once_each_and_none_in_their_pla
 def test_case_B11_a_graph_of_few_rows_fills_no_place_with_the_row_before_it(path, index, monkeypatch):
     """Where a walk finds no more it says -1, and before the second graph's rows are those of the first."""
     monkeypatch.setattr(segment, "ROWS", 3)
+    monkeypatch.setattr(searching, "MOST_K", 100)
     vectors = np.random.default_rng(11).standard_normal((30, DIM))
     with memcore.open(path, embedder=None, clock=lambda: NOW, index=index) as mem:
         for first, last in ((0, 24), (24, 30)):
