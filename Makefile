@@ -35,6 +35,7 @@ setup: .venv/installed ## Make .venv: the pins of requirements.lock, and memcore
 # Installed again when what its metadata is made of changes. The build backend is one of the pins.
 .venv/installed: .venv/pins pyproject.toml memcore/__init__.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "hnswlib>=0.8" >/dev/null 2>&1 || echo "hnswlib, an extra that needs a C++ compiler, could not be installed: its tests are skipped"
 	@touch $@
 
 replay: setup ## Play the shipped trace through memcore and report how well and how fast it remembered

@@ -1648,6 +1648,7 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
     Numba caches kernels on disk, in `NUMBA_CACHE_DIR` where that is set: a second process loads them in a moment.
     """
     from memcore import embed
+    from memcore.search.exact import FEW
     from memcore.store.codes import Codes
     from memcore_kernels.codes import code_query, turned
 
@@ -1657,7 +1658,7 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
     with open(embedder=None) as mem:
         mem.remember_many([{"content": "warm up", "vector": row} for row in rows])
         mem.recall(vector=rows[0])
-        mem.recall_many(vectors=np.tile(rows, (8, 1)))  # enough for the kernels that serve many at once
+        mem.recall_many(vectors=np.tile(rows, (FEW, 1)))  # enough for the kernels that serve many at once
     columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
     Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first
     turned(rows[0], np.eye(2), np.empty(2))
