@@ -191,7 +191,7 @@ def test_a_store_says_what_graphs_it_has(tmp_path):
             "backend": "faiss",
             "decay_rate": 0.05,
             "rows": 3 * ROWS,
-            "efforts": [200, 200],
+            "efforts": [250, 250],
             "bytes": told["bytes"],
         }
 
