@@ -39,6 +39,15 @@ def vectors(n: int) -> npt.NDArray[np.float32]:
     return loaded
 
 
+def queries(rows: npt.NDArray[np.float32], held_out: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
+    """`n` queries, L2-normalised: texts that are not among the rows, and rows with noise."""
+    rng = np.random.default_rng(3)
+    some = rows[rng.integers(0, len(rows), n - len(held_out))]
+    noisy = some + np.float32(0.05) * rng.standard_normal(some.shape).astype(np.float32)
+    made = np.concatenate([held_out, noisy])
+    return np.ascontiguousarray(made / np.linalg.norm(made, axis=1, keepdims=True))
+
+
 def life(n: int, days: float = 90) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
     """Event times (seconds, rising, over `days` before NOW) and importances for `n` rows."""
     rng = np.random.default_rng(1)

@@ -83,15 +83,6 @@ def opened(vectors: F32, decay_rate: float) -> Iterator[tuple[memcore.Memory, fl
         shutil.rmtree(path, ignore_errors=True)
 
 
-def near(vectors: F32, held_out: F32) -> F32:
-    """Queries: texts that are not among the rows, and rows with noise."""
-    rng = np.random.default_rng(3)
-    some = vectors[rng.integers(0, len(vectors), QUERIES - len(held_out))]
-    queries = np.concatenate([held_out, some + np.float32(0.05) * rng.standard_normal(some.shape).astype(np.float32)])
-    made: F32 = queries / np.linalg.norm(queries, axis=1, keepdims=True)
-    return made
-
-
 def ask(mem: memcore.Memory, planner: Planner, queries: F32, weights: Any) -> tuple[list[memcore.Recall], float, float]:
     """The results of a plan; what a query takes by itself and in a batch, in ms."""
     mem._engine.planner = planner
@@ -120,7 +111,7 @@ def share(found: Sequence[memcore.Recall], exact: Sequence[memcore.Recall]) -> f
 
 def recall() -> bool:
     rows = corpus.vectors(ROWS + HELD_OUT)
-    vectors, queries = rows[:ROWS], near(rows[:ROWS], rows[ROWS:])
+    vectors, queries = rows[:ROWS], corpus.queries(rows[:ROWS], rows[ROWS:], QUERIES)
     heads = ("recall@10", "one ms", "batch ms", "exact one", "exact batch")
     print(f"{'lambda':>7} {'weights':<16}" + "".join(f"{head:>12}" for head in heads))
     met = True
@@ -159,7 +150,7 @@ def growth() -> bool:
     points = []
     print(f"{'rows':>10} {'exact ms':>9} {'MB read':>8} {'graph ms':>9} {'batch ms':>9} {'recall@10':>9} {'made s':>7}")
     for rows in SIZES:
-        queries = near(every[:rows], every[most:])[:200]
+        queries = corpus.queries(every[:rows], every[most:], QUERIES)[:200]
         with opened(every[:rows], 0.01) as (mem, took):
             exact, exact_ms, _ = ask(mem, EXACT, queries, WEIGHTS[0])
             found, graph_ms, batch_ms = ask(mem, GRAPH, queries, WEIGHTS[0])

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -54,11 +55,7 @@ class Data:
     def __init__(self, rows: int) -> None:
         every = corpus.vectors(rows + HELD_OUT)
         self.vectors = every[:rows]
-        rng = np.random.default_rng(3)
-        near = self.vectors[rng.integers(0, rows, QUERIES - HELD_OUT)]
-        near = near + np.float32(0.05) * rng.standard_normal(near.shape).astype(np.float32)
-        queries = np.concatenate([every[rows:], near])
-        self.queries: F32 = np.ascontiguousarray(queries / np.linalg.norm(queries, axis=1, keepdims=True))
+        self.queries = corpus.queries(self.vectors, every[rows:], QUERIES)
         self.times, self.importance = corpus.life(rows)
         age = (corpus.NOW - self.times) / 3600
         self.known = (WEIGHTS[1] * np.exp(-DECAY_RATE * age) + WEIGHTS[2] * self.importance).astype(np.float32)
@@ -124,7 +121,7 @@ class NumPy:
         return found
 
 
-class Fetching:
+class Fetching(ABC):
     """Finds the 100 nearest; the score is worked out afterwards."""
 
     data: Data
@@ -133,8 +130,9 @@ class Fetching:
         self.folder = folder
         self.path = str(folder / "index")
 
+    @abstractmethod
     def fetch(self, queries: F32) -> I64:
-        raise NotImplementedError
+        """The rows of the 100 nearest of each query."""
 
     def one(self, query: F32) -> I64:
         return self.data.ranked(query, self.fetch(query[None])[0])

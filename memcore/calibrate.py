@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,6 @@ class Calibration:
     filtered: dict[int, tuple[float, float]]  # one row in so many passes: ms of the exact scan, and of a graph
     least_rows: int
     least_share: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(progress: Progress) -> Calibration:

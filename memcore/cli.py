@@ -651,7 +651,7 @@ def bench(calibrate: bool, as_json: bool) -> None:
         f"graphs are faster from {found.least_rows:,} rows on{beyond}, {filters}"
         + ("" if kept is None else f"; written to {kept}")
     )
-    _show({**found.to_json(), "written": kept}, as_json, lambda: "\n".join(lines))
+    _show({**_plain(found), "written": kept}, as_json, lambda: "\n".join(lines))
 
 
 def _check_outputs(trace: Path, *outputs: Path | None) -> None:

@@ -74,14 +74,14 @@ def covering(snapshot: Snapshot, masks: Masks, made_of: tuple[tuple[Run, ...], s
 
 def best_many(snapshot: Snapshot, masks: Masks, there: Covered, queries: F32, ask: Ask) -> list[Found]:
     """About the top k for each row of `queries`, float32 `(q, d)`, L2-normalised; exact scores, in exact order."""
-    k = min(ask.k, exact.scanned(snapshot, masks).passed)
+    table = exact.scanned(snapshot, masks)
+    k = min(ask.k, table.passed)
     wanted = max(SCORED, 2 * k)
     efforts = [_effort(used, there, wanted) for used in there.used]
     at_once = max(MOST_RESULTS // max(efforts), 1)
     if len(queries) > at_once:
         shares = (queries[first : first + at_once] for first in range(0, len(queries), at_once))
         return [found for share in shares for found in best_many(snapshot, masks, there, share, ask)]
-    table = exact.scanned(snapshot, masks)
     others = exact.best_many(snapshot, there.rest, queries, ask)
     columns: list[I64] = []
     sure = np.logical_or.reduce(queries != 0, axis=1)  # nothing is similar to a query of zeros
@@ -129,13 +129,9 @@ def _candidates(used: Used, queries: F32, ask: Ask, effort: int, wanted: int) ->
     there = rows >= 0
     if used.allowed is not EVERY:
         there &= used.allowed[rows].view(np.bool_)
-    if not there.all():
-        first = np.argsort(~there, axis=1, kind="stable")[:, :wanted]
-        rows, kept = np.take_along_axis(rows, first, 1), np.take_along_axis(there, first, 1)
-    else:
-        rows, kept = rows[:, :wanted], there[:, :wanted]
+    rows = _in_front(np.where(there, rows, -1), there)[:, :wanted]
     segment = np.searchsorted(run.starts, rows, side="right") - 1
-    positions = np.where(kept, rows + used.moved[np.maximum(segment, 0)], -1)
+    positions = np.where(rows >= 0, rows + used.moved[np.maximum(segment, 0)], -1)
     return positions, there.sum(axis=1)
 
 
@@ -143,7 +139,9 @@ def _together(columns: list[I64]) -> tuple[I64, I64]:
     """Columns side by side, with what is there in front; and how much that is in each row."""
     every = np.concatenate(columns, axis=1)
     there = every >= 0
-    sizes = there.sum(axis=1)
-    if not there.all():
-        every = np.take_along_axis(every, np.argsort(~there, axis=1, kind="stable"), 1)
-    return every, sizes
+    return _in_front(every, there), there.sum(axis=1)
+
+
+def _in_front(rows: I64, there: npt.NDArray[np.bool_]) -> I64:
+    """Those of each row that are there first, in the order they had."""
+    return rows if there.all() else np.take_along_axis(rows, np.argsort(~there, axis=1, kind="stable"), 1)

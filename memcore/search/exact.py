@@ -29,10 +29,9 @@ from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms
 THREADS = min(os.cpu_count() or 1, 8)
 PARALLEL_ROWS = 30_000  # rows from which a second thread gains more than handing work over costs
 LISTED = 12  # of so many rows of a part at most one is allowed: then each by itself is faster than the part in stripes
-FEW = (
-    12  # queries from which one pass for all is faster than one scan each (break-even: 4 at 20,000 rows, 8 at 200,000,
-)
-# and more on cores that have other work too)
+# Queries from which one pass for all is faster than one scan each: 4 at 20,000 rows, 8 at 200,000, and more on cores
+# that have other work too.
+FEW = 12
 BATCH_BYTES = 8 << 20  # the dot products of `best_many` held at once: 64 MB, past the caches, took 1.3 times as long
 MOST = BATCH_BYTES // (4 * BLOCK)  # queries of one pass: more of them come in several
 SCANNED = ("vector", "event_time", "importance", "id_hi", "id_lo")
