@@ -176,12 +176,12 @@ def best(entries: Iterable[Entry], k: int) -> list[Entry]:
 def faded(
     event_time: int, importance: float, now: int, importance_below: float, recency_below: float, rate: str
 ) -> bool:
-    """Whether importance, as the float32 that is kept, and recency exp(-rate * age) are below; `rate` as its digits."""
+    """Whether importance, as the kept float32, and recency exp(-rate * age) are below, each number as it reads."""
     with localcontext() as context:
         context.prec = 60
         age_hours = Decimal(max(now - event_time, 0)) / 3_600_000_000
         recency = (-Decimal(rate) * age_hours).exp()
-        return np.float32(importance) < np.float32(importance_below) and recency < Decimal(recency_below)
+        return np.float32(importance) < np.float32(importance_below) and recency < Decimal(repr(recency_below))
 
 
 def overdue(event_time: int, now: int, days: int) -> bool:

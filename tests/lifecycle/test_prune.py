@@ -56,11 +56,8 @@ TAUS = (0.05, 0.5, 0.999999, 1e-9, 1.0, 0.0, 5e-324)
 )
 def test_what_has_faded_is_what_the_formula_says(rate, tau, off, importance, below):
     now = NOW * MICROS
-    border = -math.log(tau) / float(rate) * 3_600_000_000 if tau else 0.0
-    if abs(border) < 1e15:  # float64 tells microseconds up to there
-        time = now - int(border) + off
-    else:
-        time = now + off
+    border = int(-Decimal(repr(tau)).ln() / Decimal(rate) * 3_600_000_000) if tau else 0
+    time = max(now - border, -(2**62)) + off
     chosen = pruning.faded(
         np.array([time]), np.array([importance], np.float32), now, below, pruning.fading_age(tau, float(rate))
     )
