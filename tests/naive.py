@@ -59,11 +59,12 @@ def cosines(vectors: F32, rows: Iterable[int], queries: F32, asked: Iterable[int
 
 
 def quantise(row: F32) -> tuple[npt.NDArray[np.int8], float, float]:
-    """The codes of a row, -127 … 127, the number that one of them stands for, and the norm of what they miss."""
-    largest = float(np.abs(row).max(initial=0))
-    if largest < 1e-30:
-        return np.zeros(row.size, dtype=np.int8), 0.0, norm(row)
-    one = largest / 127
+    """The codes of a row, -127 … 127, the number that one of them stands for, and the norm of what they miss. 127 times
+    that number is a multiple of 1 / 65,000.
+    """
+    one = math.ceil(float(np.abs(row).max(initial=0)) * 65_000) / (127 * 65_000)
+    if one == 0:
+        return np.zeros(row.size, dtype=np.int8), 0.0, 0.0
     codes = np.rint(row.astype(np.float64) / one)
     return codes.astype(np.int8), one, norm(row - codes * one)
 

@@ -5,13 +5,14 @@ the norm of what lies behind the slab. A query q is taken apart likewise, with w
 
     q_j.v_j <= q^_j.v^_j + |q_j| |v_j - v^_j| + |q_j - q^_j| |v^_j|        (Cauchy-Schwarz)
 
-where q^_j.v^_j is exact in integers: int8 x int16 products summed in int32, for which LLVM emits vpmaddwd; and what
-lies behind slab j adds at most |q behind j| |v behind j|. So the first slab bounds the whole product, and each further
-one tightens the bound. A scale a slab, not one a row, since a rotation puts the large numbers first: of a row of 256
-real numbers the codes then miss 0.007.
+where q^_j.v^_j is exact in integers: int8 x int16 products summed in int32 (`lanes`); and what lies behind slab j adds
+at most |q behind j| |v behind j|. So the first slab bounds the whole product, and each further one tightens the bound.
+A scale a slab, not one a row, since a rotation puts the large numbers first: of a row of 256 real numbers the codes
+then miss 0.007.
 
-A slab is a multiple of 64 wide where the rows are long enough: narrower ones take as long (1.9 ns a row for 32 as for
-64), since a row's sum has to be gathered from the lanes all the same.
+The first slab is narrow: where age and importance count, its eighth of the bytes leaves 5 % of rows of 256 real
+numbers in, and where similarity alone counts, the second slab, to three eighths, leaves 10 %. Scales and norms are kept
+in 16 bits, rounded up, since a scan waits for memory: 16 bytes a row in place of 32.
 """
 
 from __future__ import annotations
@@ -19,37 +20,39 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from memcore_kernels.lanes import LANES, TOGETHER, row_dot, row_dots
 from memcore_kernels.settings import exact_kernel, kernel
 
 I8 = npt.NDArray[np.int8]
 I16 = npt.NDArray[np.int16]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U16 = npt.NDArray[np.uint16]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 SLABS = 3
 STEP, MISSED, NORM, LEFT = 0, 1, 2, 3  # what `code_query` tells of a slab
 UP = 1.000002  # norms of rows and queries are 1 within 1e-6, and every norm is rounded up, so that a bound stays one
 BOUND_ERROR = 4e-6  # of a bound for float32 rounding: a dozen sums of terms that are at most 4 together
-_LEAST = 1e-30  # numbers whose peak is no more have no codes, since their unit has no inverse in float32
+LEVELS = 65_000.0  # a peak or a norm of 1 in 16 bits: up to 1.008, and the norm of what codes miss of 65,000 numbers
 
 
 def cuts(dim: int) -> tuple[int, int, int]:
     """Where the slabs of rows of `dim` numbers end. Short rows have one slab, and two empty ones."""
     if dim < 128:
         return dim, dim, dim
-    first = max(dim // 256, 1) * 64
-    return first, 2 * first, dim
+    first = max(dim // 256, 1) * 32
+    return first, 3 * first, dim
 
 
 @exact_kernel
 def quantise(
-    rows: F64, ends: I64, at: int, first: I8, second: I8, third: I8, scale: F32, missed: F32, left: F32
+    rows: F64, ends: I64, at: int, first: I8, second: I8, third: I8, scale: U16, missed: U16, left: U16
 ) -> None:
     """Rows float64 `(m, d)` into the rows from `at` on of the slabs, int8 `(n, width)` each, -127 … 127.
 
-    `ends` as of `cuts`. `scale` float32 `(3, n)`; `missed` `(3, n)`, the norm of slab - scale * codes, and `left`
-    `(2, n)`, the norm of what lies behind a slab, rounded up.
+    `ends` as of `cuts`. In steps of 1 / LEVELS, rounded up: `scale` uint16 `(3, n)`, 127 times what a code of 1 stands
+    for; `missed` `(3, n)`, the norm of what the codes miss of a slab; and `left` `(2, n)`, of what lies behind it.
     """
     for r in range(rows.shape[0]):
         row, to = rows[r], at + r
@@ -58,7 +61,7 @@ def quantise(
             begin = ends[slab - 1] if slab else 0
             end = ends[slab]
             if slab < SLABS - 1:
-                left[slab, to] = np.float32(np.sqrt(behind) * UP)
+                left[slab, to] = np.uint16(np.ceil(np.sqrt(behind) * UP * LEVELS))
             code = first[to]
             if slab == 1:
                 code = second[to]
@@ -67,19 +70,18 @@ def quantise(
             peak = 0.0
             for j in range(begin, end):
                 peak = max(peak, abs(row[j]))
-            unit, inverse = np.float32(0), 0.0
-            if peak > _LEAST:
-                unit = np.float32(peak / 127)
-                inverse = 1 / np.float64(unit)
-            scale[slab, to] = unit
+            steps = np.ceil(peak * LEVELS)
+            unit = steps / (127 * LEVELS)
+            inverse = 1 / unit if steps > 0 else 0.0
+            scale[slab, to] = np.uint16(steps)
             rest = 0.0
             for j in range(begin, end):
                 whole = min(max(np.rint(row[j] * inverse), -127.0), 127.0)
                 code[j - begin] = np.int8(whole)
-                off = row[j] - whole * np.float64(unit)
+                off = row[j] - whole * unit
                 rest += off * off
                 behind += row[j] * row[j]
-            missed[slab, to] = np.float32(np.sqrt(rest) * UP)
+            missed[slab, to] = np.uint16(np.ceil(np.sqrt(rest) * UP * LEVELS))
 
 
 @kernel
@@ -124,61 +126,92 @@ def code_query(query: F64, ends: I64, numbers: I16, told: F64) -> None:
 
 
 @kernel
-def code_dot(row: I8, query: I16) -> np.int32:
-    """row . query, exact: int8 and int16 `(width,)`."""
+def code_dot(codes: I8, at: int, query: I16) -> np.int32:
+    """codes[at] . query, exact: int8 `(n, width)` and int16 `(width,)`."""
+    if query.size % LANES == 0:
+        return np.int32(row_dot(codes, at, query))
     total = np.int32(0)
     for j in range(query.size):
-        total += np.int32(row[j]) * np.int32(query[j])
+        total += np.int32(codes[at, j]) * np.int32(query[j])
     return total
 
 
 @kernel
 def code_dots(codes: I8, query: I16, totals: I32) -> None:
-    """totals[r] = codes[r] . query, exact: int8 `(n, width)`, int16 `(width,)`, and out int32 `(n,)`.
+    """totals[r] = codes[r] . query, exact: int8 `(n, width)`, int16 `(width,)`, and out int32 `(n,)`."""
+    together = codes.shape[0] // TOGETHER * TOGETHER if query.size % LANES == 0 else 0
+    for r in range(0, together, TOGETHER):
+        row_dots(codes, r, query, totals)
+    for r in range(together, codes.shape[0]):
+        totals[r] = code_dot(codes, r, query)
 
-    A function of its own: in one loop with the bound LLVM finds no vpmaddwd, at half the speed.
+
+@kernel
+def shares(told: F64, alpha: float) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    """What alpha times a bound is made of, by a query's `told` `(4,)` of a slab: times the row's code product and its
+    scale, times what its codes miss, times what lies behind, and what is always added.
     """
-    for r in range(codes.shape[0]):
-        row, total = codes[r], np.int32(0)
-        for j in range(query.size):
-            total += np.int32(row[j]) * np.int32(query[j])
-        totals[r] = total
+    return (
+        np.float32(alpha * told[STEP] / (127 * LEVELS)),
+        np.float32(alpha * (told[NORM] + told[MISSED]) / LEVELS),  # |v^| <= |v| + |v - v^| <= UP + missed
+        np.float32(alpha * told[LEFT] / LEVELS),
+        np.float32(alpha * told[MISSED] * UP),
+    )
 
 
 @kernel
 def first_bounds(
-    codes: I8, query: I16, told: F64, scale: F32, missed: F32, left: F32, alpha: float, known: F32, totals: I32,
+    codes: I8, query: I16, told: F64, scale: U16, missed: U16, left: U16, alpha: float, known: F32, totals: I32,
     upper: F32,
 ) -> None:  # fmt: skip
     """upper[r] >= known[r] + alpha * q.v for each row, but for BOUND_ERROR, from the first slab; minus infinity stays.
 
-    `codes` int8 `(n, width)`, `scale`, `missed` and `left` float32 `(n,)` of the first slab; `query` int16 `(width,)`
+    `codes` int8 `(n, width)`, `scale`, `missed` and `left` uint16 `(n,)` of the first slab; `query` int16 `(width,)`
     and `told` float64 `(4,)` of `code_query`; `known` and, out, `upper` float32 `(n,)`; `totals` int32 `(n,)` scratch.
     """
     code_dots(codes, query, totals)
-    share = np.float32(alpha * told[STEP])
-    off = np.float32(alpha * (told[NORM] + told[MISSED]))  # |v^| <= |v| + |v - v^| <= UP + missed
-    behind = np.float32(alpha * told[LEFT])
-    always = np.float32(alpha * told[MISSED] * UP)
+    share, off, behind, always = shares(told, alpha)
     for r in range(totals.size):
-        upper[r] = known[r] + share * np.float32(totals[r]) * scale[r] + off * missed[r] + behind * left[r] + always
+        upper[r] = (
+            known[r] + share * np.float32(totals[r]) * np.float32(scale[r]) + off * np.float32(missed[r])
+            + behind * np.float32(left[r]) + always
+        )  # fmt: skip
 
 
 @kernel
 def next_bounds(
-    codes: I8, query: I16, told: F64, scale: F32, missed: F32, before: F32, left: F32, left_before: float, alpha: float,
+    codes: I8, query: I16, told: F64, scale: U16, missed: U16, left: U16, told_before: F64, before: U16, alpha: float,
     totals: I32, upper: F32,
 ) -> None:  # fmt: skip
-    """The same by one slab more: `before` float32 `(n,)` is what lay behind the slabs so far, `left_before` that of the
-    query, and `left` what lies behind this one.
+    """The same by one slab more: `before` uint16 `(n,)` is what lay behind the slabs so far, by `told_before` `(4,)` of
+    the last one, and `left` what lies behind this one. For the third slab, `told[LEFT]` is 0 and `left` any.
     """
     code_dots(codes, query, totals)
-    share = np.float32(alpha * told[STEP])
-    off = np.float32(alpha * (told[NORM] + told[MISSED]))
-    was = np.float32(alpha * left_before)
-    behind = np.float32(alpha * told[LEFT])
-    always = np.float32(alpha * told[MISSED] * UP)
+    share, off, behind, always = shares(told, alpha)
+    was = shares(told_before, alpha)[2]
     for r in range(totals.size):
         upper[r] += (
-            share * np.float32(totals[r]) * scale[r] + off * missed[r] + behind * left[r] - was * before[r] + always
-        )
+            share * np.float32(totals[r]) * np.float32(scale[r]) + off * np.float32(missed[r])
+            + behind * np.float32(left[r]) - was * np.float32(before[r]) + always
+        )  # fmt: skip
+
+
+@kernel
+def next_bounds_of(
+    some: I64, codes: I8, query: I16, told: F64, scale: U16, missed: U16, left: U16, told_before: F64, before: U16,
+    alpha: float, totals: I32, upper: F32,
+) -> None:  # fmt: skip
+    """The same for some of the rows, by their numbers int64 `(m,)`: `totals` and `upper` are theirs, `(m,)`."""
+    many = some.size if query.size % LANES == 0 else 0
+    for c in range(many):
+        totals[c] = row_dot(codes, some[c], query)
+    for c in range(many, some.size):
+        totals[c] = code_dot(codes, some[c], query)
+    share, off, behind, always = shares(told, alpha)
+    was = shares(told_before, alpha)[2]
+    for c in range(some.size):
+        r = some[c]
+        upper[c] += (
+            share * np.float32(totals[c]) * np.float32(scale[r]) + off * np.float32(missed[r])
+            + behind * np.float32(left[r]) - was * np.float32(before[r]) + always
+        )  # fmt: skip

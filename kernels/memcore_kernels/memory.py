@@ -95,6 +95,12 @@ def halves(address: int, count: int) -> Any:
 
 
 @exact_kernel
+def shorts(address: int, count: int) -> Any:
+    """uint16 `(count,)`."""
+    return carray(_pointer(address), (count,), np.uint16)
+
+
+@exact_kernel
 def bytes_(address: int, count: int) -> Any:
     """uint8 `(count,)`."""
     return carray(_pointer(address), (count,), np.uint8)

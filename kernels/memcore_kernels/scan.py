@@ -26,24 +26,22 @@ from memcore_kernels.codes import (
     I16,
     I32,
     I64,
-    LEFT,
-    MISSED,
-    NORM,
-    STEP,
-    UP,
     code_dot,
     first_bounds,
     next_bounds,
+    next_bounds_of,
+    shares,
 )  # fmt: skip
-from memcore_kernels.decay import BLOCK, KNOWN_ERROR, LANES, highest, known_terms, recency
+from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms, recency
 from memcore_kernels.dots import dot32, dot64
-from memcore_kernels.memory import add, bytes_, code_rows, float_row, float_rows, floats, halves, ints, longs
+from memcore_kernels.lanes import BITS, bits_reaching, highest, lent, lowest
+from memcore_kernels.memory import add, bytes_, code_rows, float_row, float_rows, floats, halves, ints, longs, shorts
 from memcore_kernels.settings import exact_kernel, kernel
 from memcore_kernels.topk import U64, arrange, offer
 
 U8 = npt.NDArray[np.uint8]
 LONGEST = 1.0 + 3e-6  # a stored row's norm times a query's: each is 1 within 1e-6
-STRIPE = 64  # rows compared with the bar at once
+STRIPE = BITS  # rows compared with the bar at once
 WIDE = 8 * STRIPE  # rows of a product that are compared at once, before stripes are
 DENSE = 10  # of so many rows of a block one is still in: then the second slab of all is read at once
 MOST = 3  # the same for the third slab, which is read one by one at half the speed
@@ -62,7 +60,7 @@ FIELDS = (
     "listed",  # int32 (m,), rising rows that are all that is allowed, or 0
     "turn",  # which of the query's codes the rows' are for
     "slab0", "slab1", "slab2",  # int8 (room, width)
-    "scale", "missed", "left",  # float32 (3, room), (3, room), (2, room)
+    "scale", "missed", "left",  # uint16 (3, room), (3, room), (2, room)
     "room",
     "newest",  # int64 (blocks,): of BLOCK coded rows, the latest event time
     "heaviest",  # float32 (blocks,): of BLOCK coded rows, the highest importance
@@ -152,7 +150,7 @@ def _coded(
     times: I64, his: U64, los: U64, rows: I64, size: int, known: F32, upper: F32, totals: I32, tops: F32, counts: I64,
 ) -> int:  # fmt: skip
     """Rows `first` to `last` of a part, all of which have codes; the heap's new size. `first` begins a block."""
-    n, room = last - first, 4 * part[ROOM]
+    n, room = last - first, 2 * part[ROOM]
     read = np.empty(dim, dtype=np.float32)
     event_time, importance = longs(part[TIMES], last), floats(part[IMPORTANCE], last)
     id_hi, id_lo = halves(part[ID_HI], last), halves(part[ID_LO], last)
@@ -160,17 +158,17 @@ def _coded(
     slab0 = code_rows(part[SLAB0], last, ends[0])
     slab1 = code_rows(part[SLAB1], last, ends[1] - ends[0])
     slab2 = code_rows(part[SLAB2], last, ends[2] - ends[1])
-    scale0, missed0, left0 = floats(part[SCALE], last), floats(part[MISSING], last), floats(part[BEHIND], last)
-    scale1, missed1 = floats(part[SCALE] + room, last), floats(part[MISSING] + room, last)
-    scale2, missed2 = floats(part[SCALE] + 2 * room, last), floats(part[MISSING] + 2 * room, last)
-    left1 = floats(part[BEHIND] + room, last)
+    scale0, missed0, left0 = shorts(part[SCALE], last), shorts(part[MISSING], last), shorts(part[BEHIND], last)
+    scale1, missed1 = shorts(part[SCALE] + room, last), shorts(part[MISSING] + room, last)
+    scale2, missed2 = shorts(part[SCALE] + 2 * room, last), shorts(part[MISSING] + 2 * room, last)
+    left1 = shorts(part[BEHIND] + room, last)
     blocks = -(-last // BLOCK)
     newest, heaviest = longs(part[NEWEST], blocks), floats(part[HEAVIEST], blocks)
     q0, q1, q2 = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
     slack = KNOWN_ERROR + BOUND_ERROR
     reach = alpha * LONGEST + slack
     near = np.float32(alpha * min_similarity - BOUND_ERROR)  # below, a bound of the similarity's share is out
-    peak, lanes = np.empty(1, dtype=np.float32), np.empty(LANES, dtype=np.float32)
+    peak = np.empty(1, dtype=np.float32)
     stripes = -(-n // STRIPE)
 
     # A bound for every row, from the first slab. Blocks that are out are not read.
@@ -195,7 +193,7 @@ def _coded(
         if min_similarity > -np.inf:
             _bar(upper[start:stop], known[start:stop], near)
         for stripe in range(start // STRIPE, -(-stop // STRIPE)):
-            tops[stripe] = highest(upper[stripe * STRIPE : min((stripe + 1) * STRIPE, n)], lanes)
+            tops[stripe] = highest(upper[stripe * STRIPE : min((stripe + 1) * STRIPE, n)])
 
     # The best rows of the most promising stripes, scored exactly: now the floor is nearly the k-th score. Again while
     # no thread has found k, since until then all rows are let in.
@@ -206,8 +204,9 @@ def _coded(
     while True:
         chosen = 0
         for stripe in range(stripes):
-            if tops[stripe] > -np.inf and np.float64(tops[stripe]) + slack >= floor[0]:
-                chosen = offer(best, same, level, order, at, chosen, np.float64(tops[stripe]), 0, 0, stripe, stripe)
+            peak_of = np.float64(tops[stripe])
+            if peak_of > -np.inf and peak_of + slack >= floor[0] and (chosen < many or peak_of > best[0]):
+                chosen = offer(best, same, level, order, at, chosen, peak_of, 0, 0, stripe, stripe)
         vain = 0
         for c in np.argsort(-best[:chosen], kind="mergesort"):
             if best[c] + slack < floor[0] or vain == VAIN:
@@ -222,7 +221,7 @@ def _coded(
                     place = i
             r = first + place
             upper[place] = -np.inf
-            tops[at[c]] = highest(upper[start:stop], lanes)
+            tops[at[c]] = highest(upper[start:stop])
             vector = float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read)
             size = _score(
                 r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
@@ -234,61 +233,56 @@ def _coded(
             break
 
     # What can still be among the best, slab by slab.
-    share1, share2 = np.float32(alpha * told[1, STEP]), np.float32(alpha * told[2, STEP])
-    off1 = np.float32(alpha * (told[1, NORM] + told[1, MISSED]))
-    off2 = np.float32(alpha * (told[2, NORM] + told[2, MISSED]))
-    behind0, behind1 = np.float32(alpha * told[0, LEFT]), np.float32(alpha * told[1, LEFT])
-    always1, always2 = np.float32(alpha * told[1, MISSED] * UP), np.float32(alpha * told[2, MISSED] * UP)
     left, bounds = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float32)
     for start in range(0, n, BLOCK):
         stop = min(start + BLOCK, n)
         i, j = first + start, first + stop
         bar = np.float32(floor[0] - slack)
-        if tops[start // STRIPE] == -np.inf and highest(tops[start // STRIPE : -(-stop // STRIPE)], lanes) == -np.inf:
+        if tops[start // STRIPE] == -np.inf and highest(tops[start // STRIPE : -(-stop // STRIPE)]) == -np.inf:
             continue
         # Where many rows are in, the second slab of all is read at once, which is faster than one by one.
         dense = q1.size > 0 and reaching(upper[start:stop], bar) * DENSE >= stop - start
         if dense:
             counts[SECOND] += stop - start
             next_bounds(
-                slab1[i:j], q1, told[1], scale1[i:j], missed1[i:j], left0[i:j], left1[i:j], told[0, LEFT],
-                alpha, totals[: stop - start], upper[start:stop],
+                slab1[i:j], q1, told[1], scale1[i:j], missed1[i:j], left1[i:j], told[0], left0[i:j], alpha,
+                totals[: stop - start], upper[start:stop],
             )  # fmt: skip
         whole = dense and q2.size > 0 and reaching(upper[start:stop], bar) * MOST >= stop - start
         if whole:  # as of rows that point everywhere, of which no slab tells much
             counts[THIRD] += stop - start
             next_bounds(
-                slab2[i:j], q2, told[2], scale2[i:j], missed2[i:j], left1[i:j], left1[i:j], told[1, LEFT], alpha,
+                slab2[i:j], q2, told[2], scale2[i:j], missed2[i:j], left1[i:j], told[1], left1[i:j], alpha,
                 totals[: stop - start], upper[start:stop],
             )  # fmt: skip
         m = 0
         for stripe in range(start // STRIPE, -(-stop // STRIPE)):
             if tops[stripe] >= bar:
-                for x in range(stripe * STRIPE, min((stripe + 1) * STRIPE, n)):
-                    left[m] = x
-                    m += int(upper[x] >= bar)
+                if (stripe + 1) * STRIPE > n:
+                    upper[n : (stripe + 1) * STRIPE] = -np.inf
+                bits = bits_reaching(upper, stripe * STRIPE, bar)
+                while bits:
+                    left[m] = stripe * STRIPE + lowest(bits)
+                    bits &= bits - 1
+                    m += 1
         for c in range(m):
             bounds[c] = upper[left[c]]
         # Each step for all that are left, and then the check: so that memory is waited for once and not for each row.
         if q1.size and not dense:
             counts[SECOND] += m
-            for c in range(m):
-                r = first + left[c]
-                bounds[c] += (
-                    share1 * np.float32(code_dot(slab1[r], q1)) * scale1[r] + off1 * missed1[r]
-                    + behind1 * left1[r] - behind0 * left0[r] + always1
-                )  # fmt: skip
+            next_bounds_of(
+                left[:m], slab1[first:last], q1, told[1], scale1[first:last], missed1[first:last], left1[first:last],
+                told[0], left0[first:last], alpha, totals[:m], bounds[:m],
+            )  # fmt: skip
             m = _still(left, bounds, m, bar, known, near)
         elif near > -np.inf:
             m = _still(left, bounds, m, bar, known, near)
         if q2.size and not whole:
             counts[THIRD] += m
-            for c in range(m):
-                r = first + left[c]
-                bounds[c] += (
-                    share2 * np.float32(code_dot(slab2[r], q2)) * scale2[r] + off2 * missed2[r]
-                    - behind1 * left1[r] + always2
-                )  # fmt: skip
+            next_bounds_of(
+                left[:m], slab2[first:last], q2, told[2], scale2[first:last], missed2[first:last], left1[first:last],
+                told[1], left1[first:last], alpha, totals[:m], bounds[:m],
+            )  # fmt: skip
             m = _still(left, bounds, m, bar, known, near)
         for c in range(m):
             if bounds[c] < floor[0] - slack:
@@ -380,17 +374,20 @@ def _listed(
     """The listed rows `first` to `last` of a part, which are few: each by itself, the last one first."""
     listed = ints(part[LISTED], last)
     n = listed[last - 1] + 1
-    coded, room = min(part[CODED], n), 4 * part[ROOM]
+    coded, room = min(part[CODED], n), 2 * part[ROOM]
     read = np.empty(dim, dtype=np.float32)
     event_time, importance = longs(part[TIMES], n), floats(part[IMPORTANCE], n)
     id_hi, id_lo = halves(part[ID_HI], n), halves(part[ID_LO], n)
     slab0 = code_rows(part[SLAB0], coded, ends[0])
     slab1 = code_rows(part[SLAB1], coded, ends[1] - ends[0])
     slab2 = code_rows(part[SLAB2], coded, ends[2] - ends[1])
-    scale0, missed0, left0 = floats(part[SCALE], coded), floats(part[MISSING], coded), floats(part[BEHIND], coded)
-    scale1, missed1 = floats(part[SCALE] + room, coded), floats(part[MISSING] + room, coded)
-    scale2, missed2 = floats(part[SCALE] + 2 * room, coded), floats(part[MISSING] + 2 * room, coded)
-    left1 = floats(part[BEHIND] + room, coded)
+    scale0, missed0, left0 = shorts(part[SCALE], coded), shorts(part[MISSING], coded), shorts(part[BEHIND], coded)
+    scale1, missed1 = shorts(part[SCALE] + room, coded), shorts(part[MISSING] + room, coded)
+    scale2, missed2 = shorts(part[SCALE] + 2 * room, coded), shorts(part[MISSING] + 2 * room, coded)
+    left1 = shorts(part[BEHIND] + room, coded)
+    share0, off0, behind0, always0 = shares(told[0], alpha)
+    share1, off1, behind1, always1 = shares(told[1], alpha)
+    share2, off2, _, always2 = shares(told[2], alpha)
     q0, q1, q2 = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
     reads = alpha > 0.0 or min_similarity > -np.inf
     bounded = alpha > 0.0
@@ -412,27 +409,26 @@ def _listed(
         vector = read
         if r < coded and bounded:
             counts[FIRST] += 1
-            bound = before + alpha * (
-                told[0, STEP] * code_dot(slab0[r], q0) * scale0[r] + (told[0, NORM] + told[0, MISSED]) * missed0[r]
-                + told[0, LEFT] * left0[r] + told[0, MISSED] * UP
+            bound = (
+                before + share0 * np.float32(code_dot(slab0, r, q0)) * np.float32(scale0[r])
+                + off0 * np.float32(missed0[r]) + behind0 * np.float32(left0[r]) + always0
             )  # fmt: skip
             if bound + slack < floor[0] or bound - before < near:
                 continue
             if q1.size:
                 counts[SECOND] += 1
-                bound += alpha * (
-                    told[1, STEP] * code_dot(slab1[r], q1) * scale1[r]
-                    + (told[1, NORM] + told[1, MISSED]) * missed1[r] + told[1, LEFT] * left1[r]
-                    - told[0, LEFT] * left0[r] + told[1, MISSED] * UP
+                bound += (
+                    share1 * np.float32(code_dot(slab1, r, q1)) * np.float32(scale1[r])
+                    + off1 * np.float32(missed1[r]) + behind1 * np.float32(left1[r]) - behind0 * np.float32(left0[r])
+                    + always1
                 )  # fmt: skip
                 if bound + slack < floor[0] or bound - before < near:
                     continue
             if q2.size:
                 counts[THIRD] += 1
-                bound += alpha * (
-                    told[2, STEP] * code_dot(slab2[r], q2) * scale2[r]
-                    + (told[2, NORM] + told[2, MISSED]) * missed2[r] - told[1, LEFT] * left1[r]
-                    + told[2, MISSED] * UP
+                bound += (
+                    share2 * np.float32(code_dot(slab2, r, q2)) * np.float32(scale2[r])
+                    + off2 * np.float32(missed2[r]) - behind1 * np.float32(left1[r]) + always2
                 )  # fmt: skip
                 if bound + slack < floor[0] or bound - before < near:
                     continue
@@ -479,6 +475,10 @@ def scan(
     `counts` int64 `(len(COUNTED),)` grows by the blocks whose columns were read, the rows of which each slab was read,
     the vectors read, and the rows scored exactly.
     """
+    # The caller has all of these until the end. To count each slice of them in every loop took a seventh of the time.
+    parts, units, query, numbers, told = lent(parts), lent(units), lent(query), lent(numbers), lent(told)
+    floor, scores, times, his, los, rows = lent(floor), lent(scores), lent(times), lent(his), lent(los), lent(rows)
+    known, upper, totals, tops, counts = lent(known), lent(upper), lent(totals), lent(tops), lent(counts)
     dim = query.size
     size = mine[SIZES + mine[SLOT]]
     u = -1

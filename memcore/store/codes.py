@@ -115,8 +115,8 @@ class Codes:
         self.rotation = rotation
         self.ends = cuts(dim)
         self.slabs = [np.empty((room, width), np.int8) for width in np.diff([0, *self.ends]).tolist()]
-        self.scale, self.missed = np.empty((SLABS, room), np.float32), np.empty((SLABS, room), np.float32)
-        self.left = np.empty((SLABS - 1, room), np.float32)
+        self.scale, self.missed = np.empty((SLABS, room), np.uint16), np.empty((SLABS, room), np.uint16)
+        self.left = np.empty((SLABS - 1, room), np.uint16)
         blocks = -(-room // BLOCK)
         self.newest, self.heaviest = np.empty(blocks, np.int64), np.empty(blocks, np.float32)
 

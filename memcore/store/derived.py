@@ -26,10 +26,10 @@ from memcore.store.files import Source, appearing, on_disk
 from memcore.store.segment import Segment
 
 LEAST_KEPT = 4096  # rows from which codes are kept: fewer are coded in a few milliseconds
-_FORMAT = 2
+_FORMAT = 3
 _ROTATION = "rotation.npy"
 _DTYPES: dict[str, npt.DTypeLike] = {
-    "slab0": np.int8, "slab1": np.int8, "slab2": np.int8, "scale": np.float32, "missed": np.float32, "left": np.float32,
+    "slab0": np.int8, "slab1": np.int8, "slab2": np.int8, "scale": np.uint16, "missed": np.uint16, "left": np.uint16,
     "newest": np.int64, "heaviest": np.float32,
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ class Asked:
             room = m + part
             widths = np.diff([0, *self.ends])
             slabs = [np.empty((room, width), np.int8) for width in widths]
-            rest = [np.empty((count, room), np.float32) for count in (3, 3, 2)]
+            rest = [np.empty((count, room), np.uint16) for count in (3, 3, 2)]
             codes.quantise(turned[:first], np.array(self.ends, np.int64), 0, *slabs, *rest)
             names = ("slab0", "slab1", "slab2", "scale", "missed", "left")
             arrays.update(zip(names, (*slabs, *rest), strict=True))
@@ -292,9 +292,12 @@ def test_a_floor_spares_the_reading_and_is_raised():
 
 def test_a_minimum_of_similarity_spares_the_reading():
     chunk, query = crowd(1000, 200)
+    told, _ = counted(chunk, query, (1.0, 0.0, 0.0))
+    assert told["second"] == told["third"] == 1000
     told, run = counted(chunk, query, (1.0, 0.0, 0.0), min_similarity=0.9)
     assert len(found(5, run)) == 1
-    assert told["vectors"] <= 3
+    assert (told["second"], told["third"], told["scored"]) == (0, 0, 1)
+    assert told["vectors"] <= -(-1000 // scan.STRIPE)  # the best of each stripe, to find out
 
 
 def screened(chunk, queries, capacity, shares, rate, minima, block=64, base=5):
