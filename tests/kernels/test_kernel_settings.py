@@ -49,8 +49,8 @@ def test_kernels_import_nothing_of_memcore(module):
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m is not settings], ids=lambda m: m.__name__)
 def test_only_settings_has_a_compiler(module):
-    """`memory` has what reads an address in compiled code, and nothing to compile with."""
-    free = {"carray", "config", "types"} if module.__name__.endswith(".memory") else set()
+    """`memory` and `lanes` have what stands in compiled code itself, and nothing to compile with."""
+    free = {"carray", "config", "types"} if module.__name__.endswith((".memory", ".lanes")) else set()
     assert not [
         (name, what) for name, what in imports(module) if (name == "numba" and what not in free) or what in COMPILERS
     ]
