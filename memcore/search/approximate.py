@@ -93,13 +93,15 @@ def best_many(snapshot: Snapshot, masks: Masks, there: Covered, queries: F32, as
     for row, other in zip(rest, others, strict=True):
         row[: len(other.positions)] = other.positions
     candidates, sizes = _together([*columns, rest])
-    best_of, ranked = exact.rescored(table, queries, ask, k, candidates, sizes)
+    best_of, ranked = exact.rescored(table, queries, ask, wanted, candidates, sizes)
     plan = f"{there.used[0].run.backend} HNSW, {len(there.used)} graph{'s' if len(there.used) > 1 else ''}"
     if there.passed < table.passed:
         plan += " and exact scan of the rest"
     found: list[Found] = []
     for i in range(len(queries)):
-        if ranked[i] == k and sure[i]:
+        scores = best_of[0][i]
+        # Where a walk's last row is as good as the k-th, others that are as good may have been left out, and be newer.
+        if ranked[i] >= k and sure[i] and (ranked[i] < wanted or scores[wanted - 1] < scores[k - 1]):
             blocks, first, second, third, read, scored = others[i].counted
             size = int(sizes[i])
             counted = (blocks, first, second, third, read + size, scored + size)

@@ -28,7 +28,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from memcore.clock import HOUR
 from memcore.store.files import Source, appearing, crc_of_file, on_disk
-from memcore.store.hnsw import BACKENDS, Graph
+from memcore.store.hnsw import BACKENDS, Graph, unavailable
 from memcore.store.segment import Segment, View
 
 LEAST_ROWS = 16_384  # of a scope: fewer are scanned in 0.2 ms
@@ -341,6 +341,20 @@ class Graphs:
             _remove(run.path)
         with self._lock:
             self.runs = tuple(run for run in self.runs if run not in gone)
+
+    @contextmanager
+    def kept_up(self) -> Iterator[None]:
+        """While this process makes graphs like those that there are now, also where another asked for them: who opens a
+        store without graphs and compacts it drops those of its other users.
+        """
+        self.look()
+        there = {(run.backend, run.decay_rate) for run in self.runs if not unavailable(run.backend)}
+        more = {Wanted(*kind, LEAST_ROWS) for kind in there - {wanted[:2] for wanted in self.wanted}}
+        self.wanted |= more
+        try:
+            yield
+        finally:
+            self.wanted -= more
 
     def told(self) -> list[dict[str, Any]]:
         """What there is, for who asks: the largest first."""

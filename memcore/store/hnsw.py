@@ -177,6 +177,15 @@ def _hnswlib() -> Any:
     return hnswlib
 
 
+def unavailable(name: str) -> bool:
+    """Whether a backend's library is not installed."""
+    try:
+        check_backend(name)
+    except MissingExtra:
+        return True
+    return False
+
+
 def check_backend(name: str) -> None:
     """MissingExtra if a backend's library is not installed."""
     if name == "hnswlib":

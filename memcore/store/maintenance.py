@@ -214,41 +214,48 @@ class Maintenance:
 
     def compact(self, progress: Progress) -> CompactReport:
         """Seals all rows but those that are written meanwhile, drops all that was forgotten, joins small files, and
-        leaves no byte of it anywhere. Makes the graphs that are due.
+        leaves no byte of it anywhere. Makes the graphs that are due, also those that other users of the store have: it
+        drops them with the files that they are over.
         """
-        with self._alone(self._journal.lock_timeout):
-            before = self._size()
-            self._commits.flush_counts()
-            self.commit(lambda: self._journal.run("DELETE FROM staged"))  # it may hold what was forgotten since
-            self._tidy()
-            dropped = written = removed = 0
-            droppable = self._given_up(None)
-            upto = self._committed()
-            while sealed := self._seal(droppable, upto):
-                dropped, written = dropped + sealed.dropped, written + sealed.written
-            done = self._drop(droppable)
-            dropped, written, removed = dropped + done.dropped, written + done.written, done.removed
-            removed += self._join_small()
-            self._delete_sealed()
-            with self._journal.busy, self._catalog.lock:
-                step("before the catalog is rewritten")
-                self._journal.vacuum()
-                step("before the WAL is cut")
-                self._journal.checkpoint(whole=True)
-                step("after the WAL is cut")
-            self._tidy()
-            self._refresh()
-            self._drop_graphs()
-            self._load_large()
-            self._derive()
-        self._taken_over = True  # else what the background is making would come at one core's speed, and untold
-        try:
-            if self._grapher is not None:
-                self._grapher.join()
-            made = self._make_graphs(THREADS, lambda: self._stopping, progress)
-        finally:
-            self._taken_over = False
+        with self._catalog.graphs.kept_up():
+            with self._alone(self._journal.lock_timeout):
+                before = self._size()
+                dropped, written, removed = self._compact_files()
+                self._drop_graphs()
+                self._load_large()
+                self._derive()
+            self._taken_over = True  # else what the background is making would come at one core's speed, and untold
+            try:
+                if self._grapher is not None:
+                    self._grapher.join()
+                made = self._make_graphs(THREADS, lambda: self._stopping, progress)
+            finally:
+                self._taken_over = False
         return CompactReport(dropped, written, removed, before, self._size(), made)
+
+    def _compact_files(self) -> tuple[int, int, int]:
+        """Of the catalog and the segment files: row versions dropped, files written and removed."""
+        self._commits.flush_counts()
+        self.commit(lambda: self._journal.run("DELETE FROM staged"))  # it may hold what was forgotten since
+        self._tidy()
+        dropped = written = removed = 0
+        droppable = self._given_up(None)
+        upto = self._committed()
+        while sealed := self._seal(droppable, upto):
+            dropped, written = dropped + sealed.dropped, written + sealed.written
+        done = self._drop(droppable)
+        dropped, written, removed = dropped + done.dropped, written + done.written, done.removed
+        removed += self._join_small()
+        self._delete_sealed()
+        with self._journal.busy, self._catalog.lock:
+            step("before the catalog is rewritten")
+            self._journal.vacuum()
+            step("before the WAL is cut")
+            self._journal.checkpoint(whole=True)
+            step("after the WAL is cut")
+        self._tidy()
+        self._refresh()
+        return dropped, written, removed
 
     def _drop_graphs(self) -> None:
         """Removes the graphs that may hold what was forgotten."""

@@ -145,6 +145,21 @@ def test_rows_that_are_the_same_are_found_among():
 # What is out
 
 
+@pytest.mark.parametrize("same", [60, 70, 300])
+def test_of_rows_that_are_equally_good_the_newest_come_first(same):
+    vectors = VECTORS.copy()
+    vectors[np.sort(RNG.choice(SEALED, same, replace=False))] = VECTORS[0]
+    with filled(vectors=vectors) as mem:
+        found = mem.recall(vector=VECTORS[0], k=5, weights=(1, 0, 0))
+        (together,) = mem.recall_many(vectors=VECTORS[:1], k=5, weights=(1, 0, 0))
+        plan = "faiss HNSW, 1 graph and exact scan of the rest" if same == 60 else "exact scan, 1 thread"
+        assert found.explain()["plan"] == together.explain()["plan"] == plan
+        equal = np.flatnonzero((vectors == VECTORS[0]).all(axis=1))
+        assert [hit.content for hit in found] == [hit.content for hit in together] == [
+            f"row {i}" for i in equal[::-1][:5]
+        ]
+
+
 def test_what_was_forgotten_never_takes_a_place():
     """The nearest thousand and more rows of a query are forgotten: more than a walk keeps in view."""
     with filled() as mem, filled("exact") as exact:

@@ -176,6 +176,19 @@ def test_another_graph_is_made_when_an_eighth_of_the_rows_has_none():
     assert mem._engine.catalog.partitions == {}
 
 
+def test_compact_keeps_up_the_graphs_of_other_users_of_the_store(tmp_path):
+    with filled(tmp_path) as mem:
+        mem.compact()
+    with memcore.open(tmp_path, embedder=None, index="exact") as nightly:
+        nightly.forget(nightly.list(limit=1))
+        assert nightly.compact().indexed == 3 * ROWS - 1
+        assert nightly._engine.catalog.graphs.wanted == set()  # it asks for none itself
+        nightly.remember_many(rows(3 * ROWS, 4 * ROWS))
+    with memcore.open(tmp_path, embedder=None, index="faiss") as mem:
+        assert made(mem) == [3 * ROWS - 1]
+        assert plan(mem) == "faiss HNSW, 1 graph and exact scan of the rest"
+
+
 def test_fewer_rows_have_none():
     with filled(n=ROWS - 1) as mem:
         assert (mem.compact().indexed, made(mem), plan(mem)) == (0, [], "exact scan, 1 thread")
