@@ -155,9 +155,9 @@ def test_of_rows_that_are_equally_good_the_newest_come_first(same):
         plan = "faiss HNSW, 1 graph and exact scan of the rest" if same == 60 else "exact scan, 1 thread"
         assert found.explain()["plan"] == together.explain()["plan"] == plan
         equal = np.flatnonzero((vectors == VECTORS[0]).all(axis=1))
-        assert [hit.content for hit in found] == [hit.content for hit in together] == [
-            f"row {i}" for i in equal[::-1][:5]
-        ]
+        assert (
+            [hit.content for hit in found] == [hit.content for hit in together] == [f"row {i}" for i in equal[::-1][:5]]
+        )
 
 
 def test_what_was_forgotten_never_takes_a_place():
