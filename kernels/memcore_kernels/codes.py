@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memcore_kernels.lanes import LANES, TOGETHER, row_dot, row_dots
+from memcore_kernels.lanes import LANES, TOGETHER, fetch, row_dot, row_dots
 from memcore_kernels.settings import exact_kernel, kernel
 
 I8 = npt.NDArray[np.int8]
@@ -32,6 +32,8 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 SLABS = 3
 STEP, MISSED, NORM, LEFT = 0, 1, 2, 3  # what `code_query` tells of a slab
+AHEAD = 8  # rows here and there of which the caches are told so early: 2,000 of 200,000 took 0.34 ms without, now 0.24
+LINE = 64  # bytes that a cache fetches together
 UP = 1.000002  # norms of rows and queries are 1 within 1e-6, and every norm is rounded up, so that a bound stays one
 BOUND_ERROR = 4e-6  # of a bound for float32 rounding: a dozen sums of terms that are at most 4 together
 LEVELS = 65_000.0  # a peak or a norm of 1 in 16 bits: up to 1.008, and the norm of what codes miss of 65,000 numbers
@@ -204,6 +206,13 @@ def next_bounds_of(
     """The same for some of the rows, by their numbers int64 `(m,)`: `totals` and `upper` are theirs, `(m,)`."""
     many = some.size if query.size % LANES == 0 else 0
     for c in range(many):
+        if c + AHEAD < many:
+            ahead = some[c + AHEAD]
+            for j in range(0, query.size, LINE):
+                fetch(codes, ahead * query.size + j)
+            fetch(scale, ahead)
+            fetch(missed, ahead)
+            fetch(left, ahead)
         totals[c] = row_dot(codes, some[c], query)
     for c in range(many, some.size):
         totals[c] = code_dot(codes, some[c], query)

@@ -171,6 +171,18 @@ def _half_power_code(typing: Any, exponent: Any) -> Any:
     return types.float32(types.int32), code
 
 
+def _fetch_code(typing: Any, array: Any, at: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (start,) = _pointers(context, builder, signature, arguments, (0,))
+        there = builder.bitcast(builder.gep(start, [arguments[1]]), cgutils.voidptr_t)
+        kind: Any = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
+        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(hint, [there, *(ir.Constant(_I32, value) for value in (0, 3, 1))])  # to read, keep, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), code
+
+
 def _lent_code(typing: Any, array: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         made: Any = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -207,6 +219,10 @@ def _plain_half_power(exponent: int) -> Any:
     return np.float32(0.5**exponent)
 
 
+def _plain_fetch(array: Any, at: int) -> None:
+    pass
+
+
 def _plain_lent(array: Any) -> Any:
     return array
 
@@ -225,13 +241,15 @@ bits_reaching: Any = intrinsic(_bits_code)
 lowest: Any = intrinsic(_lowest_code)
 # half_power(exponent int32): 0.5 ** exponent as float32, exact for 0 ... 126.
 half_power: Any = intrinsic(_half_power_code)
+# fetch(array, at): a hint that the array's number at `at`, counted through all of it, will be read. It may lie outside.
+fetch: Any = intrinsic(_fetch_code)
 # lent(array): the same array, uncounted. Whoever calls keeps the one it came from for as long, and returns neither.
 lent: Any = intrinsic(_lent_code)
 _highest: Any = intrinsic(_highest_code)
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
     # the others are for compiled code alone
     row_dot, row_dots, bits_reaching, lowest = _plain_row, _plain_rows, _plain_bits, _plain_lowest
-    half_power, lent, _highest = _plain_half_power, _plain_lent, _plain_highest
+    half_power, fetch, lent, _highest = _plain_half_power, _plain_fetch, _plain_lent, _plain_highest
 
 
 @exact_kernel

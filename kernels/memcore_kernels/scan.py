@@ -26,11 +26,10 @@ from memcore_kernels.codes import (
     I16,
     I32,
     I64,
-    code_dot,
+    SLABS,
     first_bounds,
     next_bounds,
     next_bounds_of,
-    shares,
 )  # fmt: skip
 from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms, recency
 from memcore_kernels.dots import dot32, dot64
@@ -45,6 +44,7 @@ STRIPE = BITS  # rows compared with the bar at once
 WIDE = 8 * STRIPE  # rows of a product that are compared at once, before stripes are
 DENSE = 10  # of so many rows of a block one is still in: then the second slab of all is read at once
 MOST = 3  # the same for the third slab, which is read one by one at half the speed
+SOME = 256  # listed rows of which each slab is read together
 VAIN = 8  # promising rows in a row that raise no floor, after which no more are tried
 UNIT = 8 * BLOCK  # rows that one thread scans at a time; with 4 * BLOCK a scan took as long
 
@@ -369,80 +369,84 @@ def _plain(
 def _listed(
     part: I64, first: int, last: int, dim: int, ends: I64, query: F32, numbers: I16, told: F64, now: int,
     decay_rate: float, alpha: float, beta: float, gamma: float, min_similarity: float, floor: F64, scores: F64,
-    times: I64, his: U64, los: U64, rows: I64, size: int, known: F32, counts: I64,
+    times: I64, his: U64, los: U64, rows: I64, size: int, known: F32, upper: F32, totals: I32, counts: I64,
 ) -> int:  # fmt: skip
-    """The listed rows `first` to `last` of a part, which are few: each by itself, the last one first."""
+    """The listed rows `first` to `last` of a part, which are few: some at a time, the last ones first.
+
+    Each slab for all of those that are still in, as in `_coded`: one row after the other through all slabs takes three
+    times as long, since each waits for memory by itself.
+    """
     listed = ints(part[LISTED], last)
     n = listed[last - 1] + 1
     coded, room = min(part[CODED], n), 2 * part[ROOM]
     read = np.empty(dim, dtype=np.float32)
     event_time, importance = longs(part[TIMES], n), floats(part[IMPORTANCE], n)
     id_hi, id_lo = halves(part[ID_HI], n), halves(part[ID_LO], n)
-    slab0 = code_rows(part[SLAB0], coded, ends[0])
-    slab1 = code_rows(part[SLAB1], coded, ends[1] - ends[0])
-    slab2 = code_rows(part[SLAB2], coded, ends[2] - ends[1])
-    scale0, missed0, left0 = shorts(part[SCALE], coded), shorts(part[MISSING], coded), shorts(part[BEHIND], coded)
-    scale1, missed1 = shorts(part[SCALE] + room, coded), shorts(part[MISSING] + room, coded)
-    scale2, missed2 = shorts(part[SCALE] + 2 * room, coded), shorts(part[MISSING] + 2 * room, coded)
-    left1 = shorts(part[BEHIND] + room, coded)
-    share0, off0, behind0, always0 = shares(told[0], alpha)
-    share1, off1, behind1, always1 = shares(told[1], alpha)
-    share2, off2, _, always2 = shares(told[2], alpha)
-    q0, q1, q2 = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
+    slabs = (
+        code_rows(part[SLAB0], coded, ends[0]),
+        code_rows(part[SLAB1], coded, ends[1] - ends[0]),
+        code_rows(part[SLAB2], coded, ends[2] - ends[1]),
+    )
+    asked = (numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :])
+    scale, missed = part[SCALE], part[MISSING]
+    scales = (shorts(scale, coded), shorts(scale + room, coded), shorts(scale + 2 * room, coded))
+    misses = (shorts(missed, coded), shorts(missed + room, coded), shorts(missed + 2 * room, coded))
+    left0, left1 = shorts(part[BEHIND], coded), shorts(part[BEHIND] + room, coded)
+    behind, before = (left0, left1, left1), (left0, left0, left1)
     reads = alpha > 0.0 or min_similarity > -np.inf
     bounded = alpha > 0.0
     off = dot_error(dim)
     rough_slack = KNOWN_ERROR + alpha * off
     slack = KNOWN_ERROR + BOUND_ERROR
     reach = alpha * LONGEST + rough_slack if reads else rough_slack
-    near = alpha * min_similarity - BOUND_ERROR
+    near = np.float32(alpha * min_similarity - BOUND_ERROR)
     m = last - first
     when, heavy, peak = np.empty(m, np.int64), np.empty(m, np.float32), np.empty(-(-m // BLOCK), np.float32)
     for x in range(m):
         when[x], heavy[x] = event_time[listed[first + x]], importance[listed[first + x]]
     known_terms(when, heavy, np.empty(0, np.uint8), now, decay_rate, beta, gamma, known[:m], peak)
-    for x in range(m - 1, -1, -1):
-        before = np.float64(known[x])
-        if before + reach < floor[0]:
-            continue
-        r = listed[first + x]
-        vector = read
-        if r < coded and bounded:
-            counts[FIRST] += 1
-            bound = (
-                before + share0 * np.float32(code_dot(slab0, r, q0)) * np.float32(scale0[r])
-                + off0 * np.float32(missed0[r]) + behind0 * np.float32(left0[r]) + always0
-            )  # fmt: skip
-            if bound + slack < floor[0] or bound - before < near:
-                continue
-            if q1.size:
-                counts[SECOND] += 1
-                bound += (
-                    share1 * np.float32(code_dot(slab1, r, q1)) * np.float32(scale1[r])
-                    + off1 * np.float32(missed1[r]) + behind1 * np.float32(left1[r]) - behind0 * np.float32(left0[r])
-                    + always1
+    some, left, nothing = np.empty(SOME, np.int64), np.empty(SOME, np.int64), np.zeros(4)
+    for start in range((m - 1) // SOME * SOME, -1, -SOME):
+        stop = min(start + SOME, m)
+        c = 0
+        for x in range(start, stop):
+            if bounded and listed[first + x] < coded and np.float64(known[x]) + reach >= floor[0]:
+                left[c], upper[c] = x, known[x]
+                c += 1
+        for slab in range(SLABS):
+            if asked[slab].size and c:
+                counts[FIRST + slab] += c
+                for i in range(c):
+                    some[i] = listed[first + left[i]]
+                next_bounds_of(
+                    some[:c], slabs[slab], asked[slab], told[slab], scales[slab], misses[slab], behind[slab],
+                    told[slab - 1] if slab else nothing, before[slab], alpha, totals[:c], upper[:c],
                 )  # fmt: skip
-                if bound + slack < floor[0] or bound - before < near:
-                    continue
-            if q2.size:
-                counts[THIRD] += 1
-                bound += (
-                    share2 * np.float32(code_dot(slab2, r, q2)) * np.float32(scale2[r])
-                    + off2 * np.float32(missed2[r]) - behind1 * np.float32(left1[r]) + always2
-                )  # fmt: skip
-                if bound + slack < floor[0] or bound - before < near:
-                    continue
-        if reads:
+                c = _still(left, upper, c, np.float32(floor[0] - slack), known, near)
+        for i in np.argsort(-upper[:c], kind="mergesort"):
+            if upper[i] < floor[0] - slack:
+                break
+            r = listed[first + left[i]]
             vector = float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read)
-        if reads and not (r < coded and bounded):
-            rough = np.float64(dot32(vector, query))
-            if alpha * rough + before + rough_slack < floor[0] or rough + off < min_similarity:
-                counts[READ] += 1
+            size = _score(
+                r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, True,
+                min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
+            )  # fmt: skip
+        for x in range(stop - 1, start - 1, -1):
+            r = listed[first + x]
+            if (bounded and r < coded) or np.float64(known[x]) + reach < floor[0]:
                 continue
-        size = _score(
-            r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, reads,
-            min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
-        )  # fmt: skip
+            vector = read
+            if reads:
+                vector = float_row(part[VECTORS], part[FILE], part[OFFSET], r, dim, read)
+                rough = np.float64(dot32(vector, query))
+                if alpha * rough + np.float64(known[x]) + rough_slack < floor[0] or rough + off < min_similarity:
+                    counts[READ] += 1
+                    continue
+            size = _score(
+                r, vector, query, event_time[r], importance[r], now, decay_rate, alpha, beta, gamma, reads,
+                min_similarity, id_hi[r], id_lo[r], part[BASE] + r, floor, scores, times, his, los, rows, size, counts,
+            )  # fmt: skip
     return size
 
 
@@ -496,7 +500,7 @@ def scan(
         if part[LISTED]:
             size = _listed(
                 part, first, last, dim, ends, query, numbers[turn], told[turn], now, decay_rate, alpha, beta, gamma,
-                min_similarity, floor, scores, times, his, los, rows, size, known, counts,
+                min_similarity, floor, scores, times, his, los, rows, size, known, upper, totals, counts,
             )  # fmt: skip
         elif alpha > 0.0 and last <= part[CODED]:
             size = _coded(

@@ -100,3 +100,14 @@ def test_a_lent_array_is_the_same_array():
     values = np.arange(4.0)
     assert doubled(values) == 12
     assert values.tolist() == [0, 2, 4, 6]
+
+
+@exact_kernel
+def fetched(values, at):
+    lanes.fetch(values, at)
+    return values[0]
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 10**9, -(10**9)])
+def test_a_hint_may_point_anywhere(at):
+    assert fetched(np.arange(4, dtype=np.int16), at) == 0
