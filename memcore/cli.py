@@ -78,6 +78,14 @@ class Place:
     index: str
     scoped: bool  # whether the command line names a scope
 
+    def not_narrowed(self, ctx: click.Context, more: str = "") -> Place:
+        """This place, for a verb that concerns the whole store: a scope before it would be taken for a limit."""
+        if self.scoped:
+            raise click.UsageError(
+                f"{ctx.info_name} concerns the whole store: leave --tenant, --project, --session and --role out{more}"
+            )
+        return self
+
     def directory(self) -> Path:
         if self.store is None:
             raise click.UsageError("say where the memory is: memcore --store DIR VERB, or set MEMCORE_STORE")
@@ -106,7 +114,7 @@ class Place:
 
 
 @click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", type=FilePath(), envvar="MEMCORE_STORE", help="The store's directory.")
+@click.option("--store", type=FilePath(), envvar="MEMCORE_STORE", help="The store's directory; default: MEMCORE_STORE.")
 @click.option("--tenant", default="default", show_default=True, help="Whose memory: an exact id.")
 @click.option("--project", default="default", show_default=True, help="Which project of the tenant: an exact id.")
 @click.option("--session", help="Only this session; what is written goes into it.")
@@ -140,8 +148,9 @@ as_json = click.option("--json", "as_json", is_flag=True, help="One JSON documen
 now_option = click.option("--now", help="The moment it is: ISO 8601 with a zone, or seconds since the epoch.")
 as_of_option = click.option("--as-of", help="As the memory stood at this moment.")
 kinds_option = click.option(
-    "--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only this kind; may be given several times."
-)
+    "--kind", "kinds", type=click.Choice(KINDS), multiple=True,
+    help="Only this kind; may be given several times. Default: every kind, for recall episodic and semantic.",
+)  # fmt: skip
 tiers_option = click.option(
     "--tiers", default="hot", show_default=True, help="Where to look: hot, cold (what prune moved out), or hot,cold."
 )
@@ -328,7 +337,10 @@ def forget(
     place: Place, ids: Sequence[str], kinds: Sequence[str], where: Sequence[str], older_than_days: float | None,
     max_access: int | None, everything: bool, erase: bool, dry_run: bool, now: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Forget memories by IDS, or by conditions that must all hold."""
+    """Forget memories by IDS, or by conditions that must all hold. Exit 1 if one of the IDS could not be forgotten.
+
+    With --erase, summaries that were made of what goes are erased too.
+    """
     with place.scope() as scope:
         report = scope.forget(
             list(ids) or None,
@@ -342,12 +354,18 @@ def forget(
             now=_time(now, "--now"),
         )
     verb = "would forget" if dry_run else "forgot"
+    along = len(report.cascaded)
     told = [f"{verb} {report.count}"]
+    if along:
+        summaries = f"{along} {'summary' if along == 1 else 'summaries'} of it, for good: {', '.join(report.cascaded)}"
+        told.append(f"and {'would erase' if dry_run else 'erased'} {summaries}")
     told += [f"not here: {', '.join(report.missing)}"] * bool(report.missing)
     told += [
         f"rewritten in another session or role, forget it without --session and --role: {', '.join(report.elsewhere)}"
     ] * bool(report.elsewhere)
     _show({**_plain(report), "count": report.count}, as_json, lambda: "; ".join(told))
+    if report.missing or report.elsewhere:
+        click.get_current_context().exit(1)
 
 
 @main.command()
@@ -355,13 +373,15 @@ def forget(
 @as_json
 @click.pass_obj
 def restore(place: Place, ids: Sequence[str], as_json: bool) -> None:
-    """Bring back memories that were forgotten, or that prune moved out, by IDS."""
+    """Bring back memories that were forgotten, or that prune moved out, by IDS. Exit 1 if one could not be."""
     with place.scope() as scope:
         report = scope.restore(list(ids))
     told = [f"restored {report.count}"]
     told += [f"not to be had: {', '.join(report.missing)}"] * bool(report.missing)
     told += [f"id, key or idempotency key in use: {', '.join(report.in_use)}"] * bool(report.in_use)
     _show({**_plain(report), "count": report.count}, as_json, lambda: "; ".join(told))
+    if report.missing or report.in_use:
+        click.get_current_context().exit(1)
 
 
 @main.command()
@@ -378,9 +398,10 @@ def forgotten(place: Place, kinds: Sequence[str], where: Sequence[str], as_json:
 
 @main.command()
 @as_json
-@click.pass_obj
-def compact(place: Place, as_json: bool) -> None:
+@click.pass_context
+def compact(ctx: click.Context, as_json: bool) -> None:
     """Free what was forgotten, for good: no file of the store has a byte of it afterwards. Of the whole store."""
+    place: Place = ctx.obj.not_narrowed(ctx)
     with place.memory(embeds=False) as mem, _progress("compact") as progress:
         report = mem.compact(progress=progress)
     told = (
@@ -402,7 +423,7 @@ def verify(ctx: click.Context, repair: bool, as_json: bool) -> None:
     With --repair what is wrong is mended, from all that is whole; nothing is deleted, and what is lost is told. Exit 1
     then: something is lost, or still wrong.
     """
-    place: Place = ctx.obj
+    place: Place = ctx.obj.not_narrowed(ctx)
     with _progress("verify") as progress:
         report = memcore.verify(place.directory(), repair=repair, progress=progress)
     lossless = report.repair is None or report.repair.lossless
@@ -457,6 +478,11 @@ def history(place: Place, key: str | None, id: str | None, kind: str | None, tie
         records = list(scope.history(key, id=id, kind=kind, tiers=asked))
         if not records and "cold" not in asked and scope.history(key, id=id, kind=kind, tiers="cold"):
             click.echo("memcore: it lies in the cold tier: --tiers hot,cold shows it", err=True)
+        elif not records:
+            raise NotFound(
+                f"no memory {id or key!r} in tenant {place.tenant!r}, project {place.project!r}: see memcore list"
+                + ("" if key is None else "; for one by its id use --id")
+            )
     _show(records, as_json, lambda: "\n".join(_line(record) for record in records) or "nothing here")
 
 
@@ -557,9 +583,15 @@ def export(place: Place, path: Path, format_: str | None, as_json: bool) -> None
     "--format", "format_", type=click.Choice(("json", "jsonl", "parquet")), help="Default: by the name's ending."
 )
 @as_json
-@click.pass_obj
-def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> None:
-    """Add what export wrote, or JSON lines with 'content' and the other fields of remember."""
+@click.pass_context
+def import_(ctx: click.Context, path: Path, format_: str | None, as_json: bool) -> None:
+    """Add what export wrote, or JSON lines with 'content' and the other fields of remember.
+
+    Rows go into the scope that they name by tenant_id, project_id, session_id and agent_role, else into "default".
+    """
+    named = ": rows say theirs by tenant_id, project_id, session_id and agent_role"
+    place: Place = ctx.obj.not_narrowed(ctx, named)
+    path.stat()  # that it is not there is told before a store is made
     with place.memory(creates=True) as mem, _progress("import") as progress:
         report = mem.import_(path, format_, progress=progress)
     linked = f" and {report.links:,} links" if report.links else ""
@@ -571,9 +603,10 @@ def import_(place: Place, path: Path, format_: str | None, as_json: bool) -> Non
 @main.command()
 @click.argument("embedder", type=click.Choice(EMBEDDERS))
 @as_json
-@click.pass_obj
-def reembed(place: Place, embedder: str, as_json: bool) -> None:
+@click.pass_context
+def reembed(ctx: click.Context, embedder: str, as_json: bool) -> None:
     """Embed all texts of the store anew with EMBEDDER. Interrupted, it goes on where it was when it is called again."""
+    place: Place = ctx.obj.not_narrowed(ctx)
     with place.memory(embeds=False) as mem, _progress("reembed") as progress:
         report = mem.reembed(embedder, progress=progress)
     kept = f"; {report.kept:,} had been before" if report.kept else ""

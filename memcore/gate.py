@@ -48,6 +48,7 @@ _VISIBLE = re.compile(
 _NORM_BLOCK = 2048  # rows normalised at once in float64: 4 MB at d = 256, stays in the caches
 _UNIT_SLACK = 5e-7  # a row that was normalised before is kept to the bit, so that a round trip loses nothing
 _REAL = frozenset("fiu")  # kinds of NumPy's dtypes: floats, whole numbers
+_HIGHEST = 1.00001  # a score of float64 vectors that are 1 within 1e-6
 _LEAST_NORM = 1e-100  # below, float64 loses digits of the squares
 
 
@@ -164,6 +165,14 @@ def unit(value: object, what: str) -> float:
     got = number(value, what)
     if not 0.0 <= got <= 1.0:
         raise InvalidInput(f"{what} is {digits(got)}; it must be in [0, 1]: divide a rating of 1 to 10 by 10")
+    return got
+
+
+def least_score(value: object, what: str) -> float:
+    """A bound of similarities or scores, which lie in [-1, 1] but for rounding."""
+    got = number(value, what)
+    if not -_HIGHEST <= got <= _HIGHEST:
+        raise InvalidInput(f"{what} is {digits(got)}; similarities and scores are in [-1, 1]: divide percent by 100")
     return got
 
 

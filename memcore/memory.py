@@ -250,8 +250,8 @@ class Scope:
         """Makes the next version of a memory, by id or record, with the given fields changed; the others stay. Returns
         the new record.
 
-        `metadata` replaces the whole object; None empties it, and takes away an expiry. New content is embedded anew
-        unless a vector comes with it; in a store without an embedder it is left without a vector, since the old one was
+        `metadata` replaces the whole object; None empties it, and takes away an expiry. What has expired stands again
+        when it gets a new `expires_at`; without one it is not there. New content is embedded anew unless a vector comes with it; in a store without an embedder it is left without a vector, since the old one was
         that of another text. With `if_version` the update happens only if that version stands: else `VersionConflict`.
         """
         engine = self._engine
@@ -285,10 +285,11 @@ class Scope:
         def change(catalog: Catalog) -> tuple[Mapping[str, Any], int, int]:
             ref = self._standing(catalog, hi, lo)
             expires = 0 if ref is None else ref.get("expires_at")
-            if ref is None or (expires and expires <= moment):
+            if ref is None or (0 < expires <= moment and "expires_at" not in changes):
                 raise NotFound(
                     f"no memory {named} in tenant {self.tenant_id!r}, project {self.project_id!r}; it was never there, "
-                    "was forgotten, has expired or lies in the cold tier (restore it first): list() shows what is there"
+                    "was forgotten, has expired (a new expires_at renews it) or lies in the cold tier (restore it "
+                    "first): list() shows what is there"
                 )
             found = ref.get("version")
             if expected is not None and expected != found:
@@ -1103,8 +1104,8 @@ class Scope:
             weights=engine.weights if weights is None else config.weights(weights),
             decay_rate=config.decay(decay_rate, half_life, engine.decay_rate),
             now=moment,
-            min_similarity=-np.inf if min_similarity is None else gate.number(min_similarity, "min_similarity"),
-            min_score=-np.inf if min_score is None else gate.number(min_score, "min_score"),
+            min_similarity=-np.inf if min_similarity is None else gate.least_score(min_similarity, "min_similarity"),
+            min_score=-np.inf if min_score is None else gate.least_score(min_score, "min_score"),
         )
         selection = self._selection(RECALLED if kinds is RECALLED else gate.kinds(kinds), moment, then)
         return ask, selection, None if where is None else compile_where(where)
@@ -1190,6 +1191,8 @@ class Scope:
     def _find(self, id: object, key: object, tiers: str | Sequence[str]) -> tuple[Snapshot, I64]:
         """The positions of all versions of an id, or of all rows under a key, oldest first."""
         name = None if id is None else _ids.halves(gate.record_id(getattr(id, "id", id)))
+        if key is not None and hasattr(key, "id"):
+            raise InvalidInput(f"key is {gate.shown(key)}; a key is a text: for a record or a hit pass id=")
         text = "" if key is None else gate.text(key, "key")
         snapshot = self._snapshot(tiers)
         return snapshot, snapshot.positions_under(text) if name is None else snapshot.positions_with({name})

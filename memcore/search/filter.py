@@ -182,6 +182,8 @@ def _equality(name: object, wanted: object) -> pc.Expression:
     kind = None if name.startswith(_METADATA) else _type(name)
     if kind == TIMESTAMP:
         return field == to_datetime(to_micros(wanted, what))
+    if name == "kind":
+        return field == gate.kind(wanted, what)
     if kind == pa.string():
         return field == gate.text(wanted, what)
     if kind == pa.bool_():

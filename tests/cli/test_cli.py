@@ -146,8 +146,10 @@ def test_people_see_lines(cli):
     assert ok(cli("forget", "--everything")) == "forgot 1\n"
     id = of_json(cli("remember", "A", "--kind", "semantic", "--key", "k", "--json", scope=("--session", "s1")))["id"]
     cli("remember", "B", "--kind", "semantic", "--key", "k", scope=("--session", "s2"))
-    assert ok(cli("forget", id, scope=("--session", "s1"))) == (
-        f"forgot 0; rewritten in another session or role, forget it without --session and --role: {id}\n"
+    assert cli("forget", id, scope=("--session", "s1")) == (
+        1,
+        f"forgot 0; rewritten in another session or role, forget it without --session and --role: {id}\n",
+        "",
     )
     assert ok(cli("forget", id)) == "forgot 1\n"
     assert ok(cli("list")) == "nothing here\n"
@@ -285,7 +287,13 @@ def test_history_of_what_lies_in_the_cold_tier(cli):
     assert cli("history", "--id", old) == (0, "nothing here\n", hint)
     assert cli("history", "--id", old, "--json") == (0, "[]\n", hint)
     assert [r["id"] for r in of_json(cli("history", "--id", old, "--tiers", "hot,cold", "--json"))] == [old]
-    assert cli("history", "no such key") == (0, "nothing here\n", "")
+    for told, hint in ((("no such key",), "; for one by its id use --id"), (("--id", old[:-1] + "0"), "")):
+        named = told[-1]
+        assert cli("history", *told) == (
+            1,
+            "",
+            f"memcore: no memory {named!r} in tenant 'default', project 'default': see memcore list{hint}\n",
+        )
 
 
 def test_stats_tell_the_embedder_that_the_store_knows(cli):
@@ -362,7 +370,7 @@ def test_prune_recall_of_both_tiers_and_restore(cli):
         "memcore: tiers is ['warm'] (list); pass one or both of hot, cold\n",
     )
     assert ok(cli("restore", old)) == "restored 1\n"
-    assert ok(cli("restore", old)) == f"restored 0; not to be had: {old}\n"
+    assert cli("restore", old) == (1, f"restored 0; not to be had: {old}\n", "")
     assert len(of_json(cli("list", "--json"))) == 2
 
 

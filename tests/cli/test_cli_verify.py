@@ -222,7 +222,37 @@ def test_forget_restore_forgotten_and_erase(store):
     assert of_json(store, "get", one)["id"] == one
     assert of_json(store, "forget", two, "--erase")["ids"] == [two]
     assert of_json(store, "forgotten") == []
-    assert of_json(store, "restore", two) == {"ids": [], "missing": [two], "in_use": [], "count": 0}
+    assert of_json(store, "restore", two, code=1) == {"ids": [], "missing": [two], "in_use": [], "count": 0}
+    assert of_json(store, "forget", two, code=1)["missing"] == [two]
+
+
+def test_what_erasing_takes_along_is_told(store):
+    one = of_json(store, "list")[0]["id"]
+    with memcore.open(store, embedder="hashed") as mem:
+        summary = mem.remember("a summary", level=1).id
+        mem.link(summary, "summarizes", one)
+    told = f"1; and would erase 1 summary of it, for good: {summary}\n"
+    assert run(store, "forget", one, "--erase", "--dry-run") == (0, f"would forget {told}", "")
+    assert run(store, "forget", one, "--erase") == (0, f"forgot {told.replace('would erase', 'erased')}", "")
+
+
+@pytest.mark.parametrize("verb", [("compact",), ("verify",), ("reembed", "hashed"), ("import", "rows.jsonl")])
+@pytest.mark.parametrize("scope", [("--tenant", "acme"), ("--session", "s1")])
+def test_a_scope_before_what_concerns_the_whole_store_is_refused(tmp_path, verb, scope):
+    store = tmp_path / "m"
+    done = subprocess.run([BINARY, "--store", str(store), *scope, *verb], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    told = f"{verb[0]} concerns the whole store: leave --tenant, --project, --session and --role out"
+    if verb[0] == "import":
+        told += ": rows say theirs by tenant_id, project_id, session_id and agent_role"
+    assert done.stderr.endswith(f"Error: {told}\n")
+    assert not store.exists()
+
+
+def test_an_import_of_no_file_makes_no_store(tmp_path):
+    nope = tmp_path / "nope.jsonl"
+    assert run(tmp_path / "m", "import", str(nope)) == (1, "", f"memcore: {nope}: No such file or directory\n")
+    assert not (tmp_path / "m").exists()
 
 
 def test_compact_frees_what_was_forgotten(store):

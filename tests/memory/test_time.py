@@ -209,6 +209,14 @@ def test_get_history_and_update_take_a_record_for_its_id(mem):
         mem.get(object())
 
 
+def test_a_record_is_no_key(mem):
+    record = mem.remember("x", key="k")
+    for verb in (mem.history, lambda key: mem.get(key=key)):
+        with pytest.raises(memcore.InvalidInput) as raised:
+            verb(record)
+        assert str(raised.value).endswith("a key is a text: for a record or a hit pass id=")
+
+
 def test_history_shows_what_has_expired(mem):
     mem.remember("A", kind="semantic", key="k", expires_at=5, now=1)
     assert contents(mem.history("k")) == ["A"]

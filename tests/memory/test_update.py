@@ -124,8 +124,8 @@ def test_what_is_not_there_cannot_be_updated(mem, gone):
     with pytest.raises(memcore.NotFound) as raised:
         ops.update(id, importance=1.0, now=LATER)
     assert str(raised.value) == (
-        f"no memory {id} in tenant 't', project 'p'; it was never there, was forgotten, has expired or lies in the "
-        "cold tier (restore it first): list() shows what is there"
+        f"no memory {id} in tenant 't', project 'p'; it was never there, was forgotten, has expired (a new "
+        "expires_at renews it) or lies in the cold tier (restore it first): list() shows what is there"
     )
     assert isinstance(raised.value, KeyError)
 
@@ -134,8 +134,19 @@ def test_an_update_can_prolong_what_has_not_expired(mem):
     first = mem.remember("x", expires_at=100, now=1)
     mem.update(first.id, expires_at=200, now=99)
     assert mem.get(first.id, now=150) is not None
+
+
+@pytest.mark.parametrize("until", [500, None])
+def test_a_new_time_of_expiry_renews_what_has_expired(mem, until):
+    first = mem.remember("x", kind="semantic", key="k", expires_at=100, now=1)
     with pytest.raises(memcore.NotFound):
-        mem.update(first.id, expires_at=300, now=200)
+        mem.update(first.id, importance=1.0, now=200)
+    renewed = mem.update(first.id, expires_at=until, importance=1.0, now=200)
+    assert (renewed.version, renewed.importance) == (2, 1.0)
+    assert mem.get(first.id, now=300) is not None
+    assert mem.get(first.id, now=300, as_of=150) is None  # between the two it was not true
+    assert mem.get(first.id, as_of=50) is not None
+    assert len(mem.history("k")) == 2
 
 
 def test_an_updated_event_keeps_its_key_and_place_in_history(mem):

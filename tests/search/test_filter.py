@@ -444,6 +444,7 @@ ALLOWED = (
     ("where", "message"),
     [
         ({"hosts": "x"}, f"where names 'hosts' (str); the columns are {ALLOWED}"),
+        ({"kind": "fact"}, "where['kind'] is 'fact' (str); the kinds are working, episodic, semantic, procedural"),
         (pc.field("hosts") == "x", f"where names the unknown column 'hosts'; the columns are {ALLOWED}"),
         (pc.field("vector").is_null(), f"where names the unknown column 'vector'; the columns are {ALLOWED}"),
         (pc.field("metadata") == "x", f"where names the unknown column 'metadata'; the columns are {ALLOWED}"),
