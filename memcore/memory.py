@@ -251,8 +251,9 @@ class Scope:
         the new record.
 
         `metadata` replaces the whole object; None empties it, and takes away an expiry. What has expired stands again
-        when it gets a new `expires_at`; without one it is not there. New content is embedded anew unless a vector comes with it; in a store without an embedder it is left without a vector, since the old one was
-        that of another text. With `if_version` the update happens only if that version stands: else `VersionConflict`.
+        when it gets a new `expires_at`; without one it is not there. New content is embedded anew unless a vector comes
+        with it; in a store without an embedder it is left without a vector, since the old one was that of another text.
+        With `if_version` the update happens only if that version stands: else `VersionConflict`.
         """
         engine = self._engine
         engine.check_open()
