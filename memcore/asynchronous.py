@@ -207,6 +207,12 @@ class Opening:
     def __await__(self) -> Generator[Any, None, AsyncMemory]:
         return self._opened().__await__()
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} is asked of what open_async returns before it is awaited: mem = await memcore.open_async(…), or "
+            "async with memcore.open_async(…) as mem"
+        )
+
     async def _opened(self) -> AsyncMemory:
         workers, made = Workers(), []
         try:

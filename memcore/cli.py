@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KINDS = ("working", "episodic", "semantic", "procedural")
 EMBEDDERS = ("static", "hashed")
+OWN = "none"  # no embedder: vectors came with the rows
 INDEXES = ("auto", "exact", "faiss", "hnswlib")  # as in `search.planner`, which a command that scores nothing spares
 _MANY = 10_000  # rows: what has more tells of them by thousands
 _FEW = 1000  # steps, of which each is told: rich takes 10 µs
@@ -94,7 +95,10 @@ class Place:
     @contextmanager
     def memory(self, *, embeds: bool = True, creates: bool = False) -> Iterator[Memory]:
         mem = memcore.open(
-            self.directory(), embedder=self.embedder if embeds else None, index=self.index, create=creates
+            self.directory(),
+            embedder=self.embedder if embeds and self.embedder != OWN else None,
+            index=self.index,
+            create=creates,
         )
         try:
             yield mem
@@ -119,7 +123,10 @@ class Place:
 @click.option("--project", default="default", show_default=True, help="Which project of the tenant: an exact id.")
 @click.option("--session", help="Only this session; what is written goes into it.")
 @click.option("--role", help="Only this agent role; what is written gets it.")
-@click.option("--embedder", type=click.Choice(EMBEDDERS), default="static", show_default=True, help="Texts to vectors.")
+@click.option(
+    "--embedder", type=click.Choice((*EMBEDDERS, OWN)), default="static", show_default=True,
+    help="Texts to vectors; none for a store whose rows came with vectors of their own.",
+)  # fmt: skip
 @click.option("--index", type=click.Choice(INDEXES), default="auto", show_default=True, help="What may answer recall.")
 @click.version_option(memcore.__version__, prog_name="memcore")
 @click.pass_context
@@ -460,7 +467,8 @@ def prune(
             now=_time(now, "--now"),
         )
     verb = "would move" if dry_run else "moved"
-    told = f"{verb} {len(report.moved)} of {report.examined} to the cold tier, {len(report.erased)} erased"
+    erased = "erase" if dry_run else "erased"
+    told = f"{verb} {len(report.moved)} of {report.examined} to the cold tier, and {erased} {len(report.erased)}"
     _show({**_plain(report), "count": report.count}, as_json, lambda: "\n".join([told, report.explain()]))
 
 
@@ -645,6 +653,8 @@ def replay(
     _check_outputs(_trace_path(trace), answers, report)
     place: Place = ctx.obj
     embedder = embedder or place.embedder
+    if embedder == OWN:
+        raise click.UsageError("replay embeds texts: leave --embedder none out")
     if store is None and ctx.parent is not None and _given(ctx.parent, "store"):
         store = place.store  # not that of MEMCORE_STORE: a replay does not go into one's own memory unasked
     traces = loaders.load(_trace_path(trace), format_, limit=limit)

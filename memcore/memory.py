@@ -25,7 +25,7 @@ from memcore.schema import Link, Links, Record, Records
 from memcore.search.ask import Ask
 from memcore.search.filter import All, Where, compile_where, passing
 from memcore.search.planner import planner
-from memcore.store import moving, portable
+from memcore.store import files, moving, portable
 from memcore.store.catalog import Catalog, Commit
 from memcore.store.commits import Commits, CompactReport
 from memcore.store.links import NEVER, View
@@ -1461,10 +1461,10 @@ class Memory(Scope):
         )
 
     def stats(self) -> dict[str, Any]:
-        """Counts and bytes of the whole store, its embedder and its defaults. `graphs` are all that there are, whether
-        this store's `index` uses them or not: the library, the rate of decay and the rows that each is for, how many
-        rows a walk keeps in view (with much weight on similarity, and else; 0: it found too little and is not used),
-        and its bytes in RAM, 0 until it is first asked.
+        """Counts and bytes of the whole store, in memory and on disk, its embedder and its defaults. `graphs` are all
+        that there are, whether this store's `index` uses them or not: the library, the rate of decay and the rows that
+        each is for, how many rows a walk keeps in view (with much weight on similarity, and else; 0: it found too
+        little and is not used), and its bytes in RAM, 0 until it is first asked.
         """
         engine = self._engine
         engine.check_open()
@@ -1478,6 +1478,7 @@ class Memory(Scope):
             "decay_rate": engine.decay_rate,
             "graphs": engine.catalog.graphs.told(),
             "path": None if engine.directory is None else str(engine.directory.path),
+            "bytes_on_disk": 0 if engine.directory is None else files.bytes_in(engine.directory.path),
         }
 
     def reembed(self, embedder: EmbedderSpec, *, progress: portable.Progressing | None = None) -> ReembedReport:

@@ -241,9 +241,10 @@ class PruneReport:
         return self.count
 
     def explain(self) -> str:
-        """A line for each memory: what becomes of it, and why."""
+        """A line for each memory: what becomes of it, or would if it is a dry run, and why."""
         lines = [f"{one.id} to the cold tier: {one.why}" for one in self.moved]
-        return "\n".join([*lines, *(f"{one.id} erased: {one.why}" for one in self.erased)])
+        erased = "would be erased" if self.dry_run else "erased"
+        return "\n".join([*lines, *(f"{one.id} {erased}: {one.why}" for one in self.erased)])
 
 
 def joined(reports: Sequence[PruneReport], dry_run: bool) -> PruneReport:

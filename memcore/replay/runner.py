@@ -22,6 +22,7 @@ from memcore.errors import InvalidInput, MemcoreError
 from memcore.replay import metrics
 from memcore.replay.report import Report, TraceCount
 from memcore.replay.trace import Event, Question, Trace
+from memcore.store.files import bytes_in
 
 if TYPE_CHECKING:
     from memcore.memory import Memory, Scope
@@ -218,14 +219,10 @@ def _report(
         write_s=metrics.percentiles(write_s),
         recall_s=metrics.percentiles([a.latency_s for a in answers if a.latency_s is not None]),
         rows_per_second=len(write_s) / sum(write_s) if write_s else None,
-        bytes_on_disk=_bytes_below(Path(stats["path"])) if stats["path"] else None,
+        bytes_on_disk=bytes_in(Path(stats["path"])) if stats["path"] else None,
         bytes_in_memory=stats["bytes_in_memory"],
         tokens=metrics.token_means(answers),
         tokens_k=tokens_k(settings.ks),
         problems=[problem for life in lives for problem in life.problems],
         elapsed_s=elapsed_s,
     )
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memcore import ids
-from memcore.errors import StoreCorrupt, StoreError, StoreFull
+from memcore.errors import StoreCorrupt, StoreError, StoreFull, StoreReadOnly
 from memcore.gate import KINDS, first_line
 from memcore.schema import FORMAT_VERSION, TIMESTAMP, record_schema
 from memcore.store import segment as segments
@@ -157,11 +157,21 @@ def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
 
 
+def bytes_in(folder: Path) -> int:
+    """Of all files below a folder; of those that are removed meanwhile, or not."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def write_fault(path: Path, fault: OSError) -> StoreError:
     """What to say of a file that could not be written."""
     if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StoreFull(f"cannot write {path}: {fault.strerror}; what was acknowledged is safe: free space there")
-    return StoreError(f"cannot write {path}: {fault.strerror or fault}; check its folder")
+    kind = StoreReadOnly if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else StoreError
+    return kind(f"cannot write {path}: {fault.strerror or fault}; check its folder")
 
 
 def unreadable(path: Path) -> StoreError:

@@ -31,7 +31,7 @@ from memcore.store.catalog import Catalog, Name
 from memcore.store.codes import DERIVED
 from memcore.store.cold import ColdFile
 from memcore.store.commits import Commits, CompactReport
-from memcore.store.files import SEGMENTS, Share, Source, crcs_of
+from memcore.store.files import SEGMENTS, Share, Source, bytes_in, crcs_of
 from memcore.store.graphs import Progress
 from memcore.store.hnsw import THREADS
 from memcore.store.journal import Reader
@@ -297,7 +297,7 @@ class Maintenance:
             yield mine
 
     def _size(self) -> int:
-        return sum(path.stat().st_size for path in self._journal.directory.rglob("*") if path.is_file())
+        return bytes_in(self._journal.directory)
 
     # Sealing
 

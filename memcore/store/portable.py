@@ -632,7 +632,8 @@ def _check_header(source: Path, header: Header, catalog: Catalog) -> None:
 
         raise EmbedderMismatch(
             f"{source} holds vectors of the embedder {theirs!r} and this store uses {ours!r}; vectors of two embedders "
-            f"cannot be compared: open a store {embed.opening(theirs)}, or remember the texts anew",
+            f"cannot be compared: open a store {embed.opening(theirs)} (and reembed it then), or remember the texts "
+            "anew",
             stored=ours,
             given=theirs,
         )

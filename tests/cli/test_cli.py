@@ -302,6 +302,31 @@ def test_stats_tell_the_embedder_that_the_store_knows(cli):
     assert 'embedder         {"name": "hashed", "fingerprint": "hashed/256/1"}\n' in ok(cli("stats"))
 
 
+def test_a_store_of_vectors_of_its_own(cli, tmp_path):
+    with memcore.open(tmp_path / "m", embedder=None) as mem:
+        mem.remember("x", vector=[1, 0])
+    assert cli("recall", "x")[0] == 1
+    none = ("--embedder", "none")
+    assert "--embedder none" in cli("recall", "x")[2]
+    assert len(of_json(cli("recall", "--json", scope=none))) == 1
+    code, out, err = cli("recall", "x", scope=none)
+    assert (code, out) == (1, "")
+    assert err.startswith("memcore: ")
+    ok(cli("remember", "y", scope=none))
+    assert len(of_json(cli("list", "--json", scope=none))) == 2
+    assert cli("replay", "ops_agent", scope=none)[0] == 2
+
+
+def test_stats_tell_what_the_store_takes_on_disk(cli, tmp_path):
+    ok(cli("remember", "x"))
+    assert of_json(cli("stats", "--json"))["bytes_on_disk"] > 4096
+    with memcore.open(tmp_path / "m", embedder="hashed") as mem:
+        every = [path.stat().st_size for path in (tmp_path / "m").rglob("*") if path.is_file()]
+        assert mem.stats()["bytes_on_disk"] == sum(every)
+    with memcore.open(embedder=None) as mem:
+        assert mem.stats()["bytes_on_disk"] == 0
+
+
 def test_the_remedy_for_another_embedder_can_be_followed(tmp_path):
     where = ["--store", str(tmp_path / "m")]
     done = CliRunner().invoke(main, [*where, "--embedder", "hashed", "remember", "x"])
@@ -354,10 +379,10 @@ def test_prune_recall_of_both_tiers_and_restore(cli):
     assert [one["id"] for one in told["moved"]] == [old]
     assert "importance 0.1 is below 0.3, and recency " in told["moved"][0]["why"]
     assert ok(cli("prune", "--dry-run")).startswith(
-        f"would move 1 of 2 to the cold tier, 0 erased\n{old} to the cold tier: importance 0.1 is below 0.3, and "
+        f"would move 1 of 2 to the cold tier, and erase 0\n{old} to the cold tier: importance 0.1 is below 0.3, and "
     )
     assert len(of_json(cli("list", "--json"))) == 2
-    assert ok(cli("prune")).startswith("moved 1 of 2 to the cold tier, 0 erased\n")
+    assert ok(cli("prune")).startswith("moved 1 of 2 to the cold tier, and erased 0\n")
     assert [hit["content"] for hit in of_json(cli("recall", "billing", "--json"))] == ["deploy of the billing service"]
     assert len(of_json(cli("recall", "billing", "--tiers", "hot,cold", "--json"))) == 2
     assert [r["id"] for r in of_json(cli("list", "--tiers", "cold", "--json"))] == [old]

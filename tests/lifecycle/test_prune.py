@@ -155,6 +155,8 @@ def test_it_tells_why(mem):
     (erased,) = ops.prune(dry_run=True, retention=memcore.Retention(days=30, kind="episodic")).erased
     why = "it is 40.0 days old, and Retention(days=30, kind='episodic') keeps it for 30"
     assert erased.why == why
+    would = ops.prune(dry_run=True, retention=memcore.Retention(days=30, kind="episodic"))
+    assert would.explain() == f"{id} would be erased: {why}"
     assert ops.prune(retention=[]).explain() == f"{id} to the cold tier: {one.why}"
     assert ops.prune(retention=memcore.Retention(days=30, kind="episodic")).explain() == f"{id} erased: {why}"
 

@@ -207,6 +207,16 @@ def test_scopes_and_working_memory():
 # Opening and closing
 
 
+def test_what_is_not_awaited_says_so(path):
+    opening = memcore.open_async(path, embedder=None)
+    with pytest.raises(AttributeError) as raised:
+        opening.scope("t")
+    assert str(raised.value) == (
+        "'scope' is asked of what open_async returns before it is awaited: mem = await memcore.open_async(…), or async "
+        "with memcore.open_async(…) as mem"
+    )
+
+
 def test_open_and_close(path):
     async def main():
         mem = await memcore.open_async(path, embedder=None)

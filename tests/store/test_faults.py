@@ -6,8 +6,10 @@ read, and once the fault is gone the open store goes on.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -778,3 +780,14 @@ def test_a_clock_that_goes_backwards(path):
         assert [r.content for r in mem.list(as_of=800) if r.kind == "episodic" and r.content == "event"] == ["event"]
         assert np.isfinite([hit.total_score for hit in mem.recall(k=50)]).all()
     assert whole(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.EACCES, memcore.StoreReadOnly), (errno.EROFS, memcore.StoreReadOnly), (errno.ENOSPC, memcore.StoreFull),
+     (errno.EIO, memcore.StoreError)],
+)  # fmt: skip
+def test_what_could_not_be_written_says_of_which_kind_it_is(code, kind):
+    fault = files.write_fault(Path("x.lock"), OSError(code, os.strerror(code)))
+    assert type(fault) is kind
+    assert str(fault).startswith(f"cannot write x.lock: {os.strerror(code)}; ")

@@ -803,7 +803,8 @@ def test_headers_are_checked(tmp_path, suffix):
         with_header(path, embedder="other/3"),
         memcore.EmbedderMismatch,
         " holds vectors of the embedder 'other/3' and this store uses 'hashed/2/1'; vectors of two embedders cannot be "
-        "compared: open a store with the embedder of which the fingerprint is 'other/3', or remember the texts anew",
+        "compared: open a store with the embedder of which the fingerprint is 'other/3' (and reembed it "
+        "then), or remember the texts anew",
         memcore.open(embedder=HashedEmbedder(2)),
     )
     refused(
@@ -815,7 +816,8 @@ def test_headers_are_checked(tmp_path, suffix):
     )
     with pytest.raises(memcore.EmbedderMismatch) as raised:
         memcore.open(embedder=HashedEmbedder(2)).import_(with_header(path, embedder="hashed/256/1"))
-    assert 'open a store with embedder="hashed" (--embedder hashed), or remember the texts anew' in str(raised.value)
+    told = 'open a store with embedder="hashed" (--embedder hashed) (and reembed it then), or remember the texts anew'
+    assert told in str(raised.value)
     assert (raised.value.stored, raised.value.given) == ("hashed/2/1", "hashed/256/1")
     three = opened()
     three.remember("y", vector=[1.0, 0.0, 0.0])
