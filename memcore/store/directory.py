@@ -269,8 +269,8 @@ def check_embedder(catalog: Catalog, directory: Path | None, name: str, fingerpr
         raise EmbedderMismatch(
             f"{where} holds vectors of {catalog.dim} dimensions that its writers passed, of no known embedder, and is "
             f"opened with {name!r} ({fingerprint!r}, {dim} dimensions); they cannot be compared: open it with "
-            "embedder=None (--embedder none) and pass vectors, or embed all texts anew with reembed, in place of the vectors that were "
-            "passed",
+            "embedder=None (--embedder none) and pass vectors, or embed all texts anew with reembed, in place of the "
+            "vectors that were passed",
             given=fingerprint,
         )
     from memcore import embed
