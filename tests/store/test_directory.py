@@ -678,9 +678,9 @@ def test_the_errors_of_another_embedder(five, path):
         opened(given, embedder="hashed")
     assert str(raised.value) == (
         f"the store {given} holds vectors of 256 dimensions that its writers passed, of no known embedder, and is "
-        "opened "
-        "with 'hashed' ('hashed/256/1', 256 dimensions); they cannot be compared: open it with "
-        "embedder=None (--embedder none) and pass vectors, or embed all texts anew with reembed, in place of the vectors that were passed"
+        "opened with 'hashed' ('hashed/256/1', 256 dimensions); they cannot be compared: open it with embedder=None "
+        "(--embedder none) and pass vectors, or embed all texts anew with reembed, in place of the vectors that were "
+        "passed"
     )
     assert (raised.value.stored, raised.value.given) == (None, "hashed/256/1")
 
