@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 KINDS = ("working", "episodic", "semantic", "procedural")
 EMBEDDERS = ("static", "hashed")
 OWN = "none"  # no embedder: vectors came with the rows
+RELEVANCES = ("cosine", "lexical")  # as in `memory`
 INDEXES = ("auto", "exact", "faiss", "hnswlib")  # as in `search.planner`, which a command that scores nothing spares
 _MANY = 10_000  # rows: what has more tells of them by thousands
 _FEW = 1000  # steps, of which each is told: rich takes 10 µs
@@ -204,6 +205,10 @@ def remember(
 @click.option("-k", type=int, default=5, show_default=True, help="How many.")
 @kinds_option
 @where_option
+@click.option(
+    "--relevance", type=click.Choice(RELEVANCES), default="cosine", show_default=True,
+    help="By vectors, or by words (BM25).",
+)  # fmt: skip
 @click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
 @click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
 @click.option("--half-life", type=float, help="In hours, in place of a rate.")
@@ -216,15 +221,16 @@ def remember(
 @as_json
 @click.pass_obj
 def recall(
-    place: Place, query: str | None, k: int, kinds: Sequence[str], where: Sequence[str], weights: str | None,
-    decay_rate: str | None, half_life: float | None, min_similarity: float | None, min_score: float | None,
-    tiers: str, now: str | None, as_of: str | None, explain: bool, as_json: bool,
+    place: Place, query: str | None, k: int, kinds: Sequence[str], where: Sequence[str], relevance: str,
+    weights: str | None, decay_rate: str | None, half_life: float | None, min_similarity: float | None,
+    min_score: float | None, tiers: str, now: str | None, as_of: str | None, explain: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """The best memories for QUERY by relevance, recency and importance; without one, by the latter two."""
-    with place.scope(embeds=query is not None) as scope:
+    with place.scope(embeds=query is not None and relevance != "lexical") as scope:
         hits = scope.recall(
             query,
             k=k,
+            relevance=relevance,
             kinds=kinds or ("episodic", "semantic"),
             where=_where(where),
             weights=_weights(weights),
@@ -628,7 +634,7 @@ def reembed(ctx: click.Context, embedder: str, as_json: bool) -> None:
 )
 @click.option("--k", "ks", default="5,10,25,50", show_default=True, help="Where recall is measured.")
 @click.option("--embedder", type=click.Choice(EMBEDDERS), help="Default: the one before the verb, or else static.")
-@click.option("--relevance", type=click.Choice(("cosine",)), default="cosine", show_default=True)
+@click.option("--relevance", type=click.Choice(RELEVANCES), default="cosine", show_default=True)
 @click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
 @click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
 @click.option("--answers", type=FilePath(), help="Write what was retrieved, one JSON line a question.")
@@ -878,7 +884,8 @@ def _hit_lines(hits: Any) -> str:
         named = f"{hit.key}: " if hit.key else ""
         lines.append(f"{rank:3}. {hit.total_score:.4f}  {named}{_one_line(hit.content)}")
         lines.append(
-            f"     similarity {hit.semantic_similarity:.3f}, "
+            f"     {'similarity' if hit.semantic_similarity == hit.relevance_component else 'words'} "
+            f"{hit.relevance_component:.3f}, "
             f"recency {hit.recency_component:.3f} ({_age(hit.age_hours)}), "
             f"importance {hit.importance_component:.2f}; {hit.kind}, {hit.id}"
         )

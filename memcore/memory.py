@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first reca
 
 EPISODIC = KINDS.index("episodic")
 RECALLED = ("episodic", "semantic")
+RELEVANCES = ("cosine", "lexical")
 _RECALLED = frozenset(map(KINDS.index, RECALLED))
 HOT = ("hot",)
 F32 = npt.NDArray[np.float32]
@@ -348,6 +349,10 @@ class Scope:
         answers as the memory stood at that moment (and counts ages to it). Ties: newer event time, then lower id.
         Without `kinds` it looks among what happened and what is known, not among procedures and the live conversation.
 
+        `relevance` is the "cosine" of vectors, or "lexical": BM25 of the query's words over the most that any row could
+        have, in [0, 1], in a store with an embedder or without. Words are found in another case, without their accents,
+        by their stem (English, Portuguese, Spanish), and inside identifiers; scripts without spaces by characters.
+
         `tiers=("hot", "cold")` searches what `prune` moved out too, by the same score, exactly; its files are read for
         that, and it is not counted as accessed.
         """
@@ -361,6 +366,10 @@ class Scope:
         )
         from memcore.search import plan, result
 
+        if relevance == "lexical":
+            return self._by_words(
+                _text_of(query, vector), self._snapshot(tiers, counted=condition is not None), selection, condition, ask
+            )
         if query is None:
             asked, snapshot = None, self._snapshot(tiers, counted=condition is not None)
         else:
@@ -415,6 +424,8 @@ class Scope:
         )
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
+        if relevance == "lexical":
+            return self._many_by_words(_texts_of(queries, vectors), tiers, selection, condition, ask, scopes)
         while True:
             if queries is not None:
                 embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
@@ -453,6 +464,35 @@ class Scope:
         for hits in many:
             hits.took = took
         self._count_access(many, selection, snapshot)
+        return many
+
+    def _by_words(
+        self, query: str, snapshot: Snapshot, selection: Selection, condition: Where | All | None, ask: Ask
+    ) -> Recall:
+        from memcore.search import lexical, result
+
+        begun = perf_counter()
+        masks = passing(snapshot, selection, condition)
+        filtered = perf_counter()
+        found = lexical.best(snapshot, masks, query, selection.as_of, ask)
+        scanned = perf_counter()
+        hits = result.hits(snapshot, found, None, ask)
+        hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
+        self._count_access([hits], selection, snapshot)
+        return hits
+
+    def _many_by_words(
+        self, queries: builtins.list[str], tiers: Sequence[str], selection: Selection, condition: Where | All | None,
+        ask: Ask, scopes: Sequence[Scope] | None,
+    ) -> builtins.list[Recall]:  # fmt: skip
+        shares = {self: range(len(queries))} if scopes is None else self._shared_out(scopes, len(queries))
+        many: builtins.list[Recall] = [None] * len(queries)  # type: ignore[list-item]
+        for scope, places in shares.items():
+            session, role = scope._narrowing()
+            mine = replace(selection, session=session, role=role)
+            snapshot = scope._snapshot(tiers, counted=condition is not None)
+            for place in places:
+                many[place] = scope._by_words(queries[place], snapshot, mine, condition, ask)
         return many
 
     def _shared_out(self, scopes: Any, n: int) -> dict[Scope, builtins.list[int]]:
@@ -1098,7 +1138,12 @@ class Scope:
         min_score: object,
     ) -> tuple[Ask, Selection, Where | All | None]:
         engine = self._engine
-        gate.choice(relevance, "relevance", ("cosine",))
+        gate.choice(relevance, "relevance", RELEVANCES)
+        if relevance == "lexical" and min_similarity is not None:
+            raise InvalidInput(
+                "min_similarity bounds the cosine, which relevance='lexical' does not look at; leave it out, or bound "
+                "the total with min_score"
+            )
         moment, then = self._moments(now, as_of)
         ask = Ask(
             k=gate.count(k, "k"),
@@ -1290,6 +1335,19 @@ class _Rows:
             (done.stored, places[row], seq) if row in places else (partition.ref(seq).columns(), 0, engine.catalog.seq)
             for row, seq in enumerate(done.seqs)
         ]
+
+
+def _text_of(query: object, vector: object) -> str:
+    """The gate for what relevance="lexical" goes by."""
+    if query is None or vector is not None:
+        raise InvalidInput("relevance='lexical' goes by the words of a text; pass a query, and no vector")
+    return gate.query(query)
+
+
+def _texts_of(queries: Any, vectors: object) -> builtins.list[str]:
+    if queries is None or vectors is not None:
+        raise InvalidInput("relevance='lexical' goes by the words of texts; pass queries, and no vectors")
+    return [gate.query(query) for query in queries]
 
 
 def _answers_for(partition: Partition, retries: set[tuple[int, int, str]]) -> set[tuple[int, int]]:

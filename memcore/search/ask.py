@@ -24,7 +24,8 @@ class Ask(NamedTuple):
 
 class Found(NamedTuple):
     """The best rows in order: float64 scores and int64 positions `(m,)`, m <= k, and what finding them took: `counted`
-    as of `memcore_kernels.scan.COUNTED`.
+    as of `memcore_kernels.scan.COUNTED`. `relevance` float64 `(m,)` is what stood in place of the similarity, if
+    anything did.
     """
 
     scores: npt.NDArray[np.float64]
@@ -33,3 +34,4 @@ class Found(NamedTuple):
     rows: int  # in the scope
     passed: int  # of them, through the filter
     counted: Sequence[int]
+    relevance: npt.NDArray[np.float64] | None = None

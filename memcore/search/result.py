@@ -27,7 +27,11 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(slots=True)  # not frozen, since then each of the fields is set by `object.__setattr__`, which is slower
 class Hit:
-    """One recalled memory. The components are before weighting, in [0, 1] (the similarity [-1, 1]); ages in hours."""
+    """One recalled memory. The components are before weighting, in [0, 1] (the similarity [-1, 1]); ages in hours.
+
+    `relevance_component` is what alpha was multiplied with: the similarity, or with relevance="lexical" how well the
+    words match; then `semantic_similarity` is 0.0, since no vector was looked at.
+    """
 
     id: str
     content: str
@@ -48,6 +52,7 @@ class Hit:
     version: int
     level: int
     seq: int
+    relevance_component: float
 
 
 _ARROW = {
@@ -134,18 +139,20 @@ def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recal
     names = snapshot.names
     source: object = None
     try:  # once for all of them, and not `reading` for each
-        for score, position in zip(found.scores.tolist(), found.positions.tolist(), strict=True):
+        told = None if found.relevance is None else found.relevance.tolist()
+        for place, (score, position) in enumerate(zip(found.scores.tolist(), found.positions.tolist(), strict=True)):
             part, row = snapshot.part_of(position)
             columns, text, source = part.columns, part.view.text, part.segment.source
             event_time, metadata = columns["event_time"].item(row), text("metadata", row)
             age = max(ask.now - event_time, 0) / HOUR
+            similarity = 0.0 if query is None else dot64(part.vector(row), query)
             made.append(
                 Hit(
                     ids.to_text(columns["id_hi"].item(row), columns["id_lo"].item(row)),
                     text("content", row) or "",
                     KINDS[columns["kind"].item(row)],
                     score,
-                    0.0 if query is None else dot64(part.vector(row), query),
+                    similarity,
                     math.exp(-ask.decay_rate * age),
                     decimal(columns["importance"].item(row)),
                     age,
@@ -160,13 +167,14 @@ def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recal
                     columns["version"].item(row),
                     columns["level"].item(row),
                     columns["seq"].item(row),
+                    similarity if told is None else told[place],
                 )
             )
     except DAMAGE as fault:
-        told = damaged(source, fault)
-        if told is fault:
+        damage = damaged(source, fault)
+        if damage is fault:
             raise
-        raise told from fault
+        raise damage from fault
     snapshot.let_go(found.positions.tolist())
     return Recall(made, [hit.seq for hit in made], found, ask)
 
@@ -250,6 +258,7 @@ class _Read:
                     version,
                     level,
                     seq,
+                    self.similarities[place],
                 )
             )
         return made

@@ -170,6 +170,7 @@ class Segment:
         "sealed",
         "source",
         "text_bytes",
+        "worded",
     )
 
     def __init__(self, dim: int) -> None:
@@ -190,6 +191,7 @@ class Segment:
         self._range: tuple[int, int] | None = None  # the lowest and the highest id, once sealed
         self._view: View | None = None
         self.coded: Codes | None = None
+        self.worded: Any = ()  # where which words stand: see `postings`
         self._index: dict[str, _Index] = {}  # by text column; made when it is first asked
 
     @classmethod
@@ -223,7 +225,7 @@ class Segment:
             self.text_bytes,
         )
         made.coded, made._index, made.derived, made.filtered = self.coded, self._index, self.derived, self.filtered
-        made.mapped_from = self.mapped_from
+        made.mapped_from, made.worded = self.mapped_from, self.worded
         return made
 
     def with_vectors(self, vectors: npt.NDArray[np.float32]) -> Segment:
@@ -237,7 +239,7 @@ class Segment:
         made.source, made.n, made.sealed, made.kinds = self.source, self.n, self.sealed, self.kinds
         made._arrays, made._texts, made._range, made._room = arrays, self._texts, self._range, self._room
         made.text_bytes, made.forgotten = self.text_bytes, self.forgotten
-        made._index, made.derived = self._index, self.derived
+        made._index, made.derived, made.worded = self._index, self.derived, self.worded
         return made
 
     @property
@@ -472,6 +474,7 @@ class Segment:
         texts = sum(int(t.nbytes) for t in held) if self.sealed else self.text_bytes + _STR_BYTES * self.n * len(held)
         codes = self.coded.nbytes() if self.coded else 0
         codes += sum(index.nbytes() for index in tuple(self._index.values()))
+        codes += sum(int(chunk.nbytes()) for chunk in self.worded)
         held_by_filters = (*self.derived.values(), *self.filtered.values())
         return fixed + texts + codes + sum(int(values.nbytes) for values in held_by_filters)
 

@@ -1,0 +1,91 @@
+"""Which rows match the words of a query best? BM25 over all that stands in a scope, whatever the filter.
+
+How rare a word is and how long a row is on average are told by the whole scope, (tenant, project): a memory has one
+score, whichever session, kind or filter it is asked through. Of these the relevance is made: the score over the most
+that any row could have for the query, so it is in [0, 1], and 1 would be a row that says all of it without end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memcore.gate import KINDS
+from memcore.search.ask import Ask, Found
+from memcore.store import postings, words
+from memcore.store.snapshot import EVERY, Masks, Selection, Snapshot
+from memcore_kernels import lexical, scan, topk
+
+K1, B = 0.9, 0.4  # Lucene's and Anserini's for passages; longer rows are told apart less by their length
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+def best(snapshot: Snapshot, masks: Masks, query: str, as_of: int | None, ask: Ask) -> Found:
+    """The exact top k by the total score with the words' relevance in place of the similarity. Every row is looked at:
+    also one that has no word of the query may be recent and important.
+    """
+    relevance = relevances(snapshot, query, as_of)
+    passed = sum(
+        part.n if mask is EVERY else int(np.count_nonzero(mask))
+        for part, mask in zip(snapshot.parts, masks, strict=True)
+    )
+    k, size = min(ask.k, passed), 0
+    halves = np.empty((2, k), np.uint64)
+    heap: tuple[Any, Any, Any, Any, Any] = (np.empty(k), np.empty(k, np.int64), *halves, np.empty(k, np.int64))
+    for part, mask in zip(snapshot.parts, masks, strict=True) if k else ():
+        c = part.columns
+        size = scan.rank(
+            relevance[part.base : part.base + part.n], mask, c["event_time"], c["importance"], c["id_hi"], c["id_lo"],
+            part.base, ask.now, ask.decay_rate, *ask.weights, ask.min_score, *heap, size,
+        )  # fmt: skip
+    found: Any = [column[:size] for column in heap]
+    scores, positions = topk.ranked(k, *found)
+    counted = (0, 0, 0, 0, 0, passed)
+    return Found(scores, positions, "lexical index", snapshot.rows(), passed, counted, relevance[positions])
+
+
+def relevances(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
+    """The relevance of every row to a query's words, float64 `(n,)` by position; 0 of what does not stand."""
+    standing = Selection(frozenset(range(len(KINDS))), 0, as_of=as_of, expired=True)
+    parts = [
+        (part, postings.of(part.segment, part.n), np.ones(part.n, np.uint8) if mask is EVERY else mask)
+        for part, mask in zip(snapshot.parts, snapshot.masks(standing), strict=True)
+    ]
+    scores = np.zeros(snapshot.rows())
+    languages = sorted(set().union(*(chunk.languages for _, chunks, _ in parts for chunk in chunks)))
+    groups = words.asked(query, languages)
+    n = sum(int(np.count_nonzero(allowed)) for _, _, allowed in parts)
+    if not groups or not n:
+        return scores
+    terms = np.array([term for group in groups for term in group], np.uint64)
+    heads = np.cumsum([0, *map(len, groups)])
+    most = [np.zeros(len(allowed), np.int32) for _, _, allowed in parts]
+    lists = [[_found(chunk, terms) for chunk in chunks] for _, chunks, _ in parts]
+    found, total = np.zeros(len(groups), np.int64), 0
+    for (_, chunks, allowed), mine, room in zip(parts, lists, most, strict=True):
+        for chunk, (begins, ends) in zip(chunks, mine, strict=True):
+            lexical.count_rows(chunk.rows, begins, ends, heads, allowed, room, found)
+            here = allowed[chunk.first : chunk.first + chunk.n]
+            total += int(chunk.lengths[: len(here)] @ here.astype(np.int64))
+    idf = np.log1p((n - found + 0.5) / (found + 0.5))
+    for (part, chunks, allowed), mine, room in zip(parts, lists, most, strict=True):
+        for chunk, (begins, ends) in zip(chunks, mine, strict=True):
+            lexical.add_scores(
+                chunk.rows, chunk.counts, begins, ends, heads, allowed, room, idf, chunk.lengths, chunk.first,
+                max(total / n, 1.0), K1, B, scores[part.base : part.base + part.n],
+            )  # fmt: skip
+    scores /= idf.sum() * (K1 + 1)
+    return scores
+
+
+def _found(chunk: postings.Chunk, terms: npt.NDArray[np.uint64]) -> tuple[I64, I64]:
+    """Where in a chunk each term's postings begin and end; both 0 of one that is not there."""
+    if not len(chunk.terms):
+        return np.zeros(len(terms), np.int64), np.zeros(len(terms), np.int64)
+    at = np.minimum(np.searchsorted(chunk.terms, terms), len(chunk.terms) - 1)
+    there = chunk.terms[at] == terms
+    return np.where(there, chunk.starts[at], 0), np.where(there, chunk.starts[at + 1], 0)
