@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 KINDS = ("working", "episodic", "semantic", "procedural")
 EMBEDDERS = ("static", "hashed")
 OWN = "none"  # no embedder: vectors came with the rows
-RELEVANCES = ("cosine", "lexical")  # as in `memory`
+RELEVANCES = ("cosine", "lexical", "hybrid")  # as in `memory`
 INDEXES = ("auto", "exact", "faiss", "hnswlib")  # as in `search.planner`, which a command that scores nothing spares
 _MANY = 10_000  # rows: what has more tells of them by thousands
 _FEW = 1000  # steps, of which each is told: rich takes 10 µs
@@ -207,7 +207,7 @@ def remember(
 @where_option
 @click.option(
     "--relevance", type=click.Choice(RELEVANCES), default="cosine", show_default=True,
-    help="By vectors, or by words (BM25).",
+    help="By vectors, by words (BM25), or by both and the turns beside.",
 )  # fmt: skip
 @click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
 @click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")

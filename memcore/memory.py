@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first reca
 
 EPISODIC = KINDS.index("episodic")
 RECALLED = ("episodic", "semantic")
-RELEVANCES = ("cosine", "lexical")
+RELEVANCES = ("cosine", "lexical", "hybrid")
 _RECALLED = frozenset(map(KINDS.index, RECALLED))
 HOT = ("hot",)
 F32 = npt.NDArray[np.float32]
@@ -349,9 +349,11 @@ class Scope:
         answers as the memory stood at that moment (and counts ages to it). Ties: newer event time, then lower id.
         Without `kinds` it looks among what happened and what is known, not among procedures and the live conversation.
 
-        `relevance` is the "cosine" of vectors, or "lexical": BM25 of the query's words over the most that any row could
-        have, in [0, 1], in a store with an embedder or without. Words are found in another case, without their accents,
-        by their stem (English, Portuguese, Spanish), and inside identifiers; scripts without spaces by characters.
+        `relevance` is the "cosine" of vectors; or "lexical": BM25 of the query's words over the most that any row could
+        have, in [0, 1], in a store with an embedder or without; or "hybrid": both and what a turn's neighbours in its
+        session add, in [0, 1] (`memcore.search.relevance` has the formula). Words are found in another case, without
+        their accents, by their stem (English, Portuguese, Spanish), and inside identifiers; scripts without spaces by
+        characters.
 
         `tiers=("hot", "cold")` searches what `prune` moved out too, by the same score, exactly; its files are read for
         that, and it is not counted as accessed.
@@ -366,10 +368,9 @@ class Scope:
         )
         from memcore.search import plan, result
 
-        if relevance == "lexical":
-            return self._by_words(
-                _text_of(query, vector), self._snapshot(tiers, counted=condition is not None), selection, condition, ask
-            )
+        if relevance != "cosine":
+            (hits,) = self._by_texts(_texts_of([query], vector), relevance, tiers, selection, condition, ask)
+            return hits
         if query is None:
             asked, snapshot = None, self._snapshot(tiers, counted=condition is not None)
         else:
@@ -424,8 +425,16 @@ class Scope:
         )
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
-        if relevance == "lexical":
-            return self._many_by_words(_texts_of(queries, vectors), tiers, selection, condition, ask, scopes)
+        if relevance != "cosine":
+            texts = _texts_of(queries, vectors)
+            shares = {self: range(len(texts))} if scopes is None else self._shared_out(scopes, len(texts))
+            told: dict[int, Recall] = {}
+            for scope, places in shares.items():
+                session, role = scope._narrowing()
+                mine = replace(selection, session=session, role=role)
+                asked = [texts[place] for place in places]
+                told.update(zip(places, scope._by_texts(asked, relevance, tiers, mine, condition, ask), strict=True))
+            return [told[place] for place in range(len(texts))]
         while True:
             if queries is not None:
                 embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
@@ -466,33 +475,33 @@ class Scope:
         self._count_access(many, selection, snapshot)
         return many
 
-    def _by_words(
-        self, query: str, snapshot: Snapshot, selection: Selection, condition: Where | All | None, ask: Ask
-    ) -> Recall:
-        from memcore.search import lexical, result
-
-        begun = perf_counter()
-        masks = passing(snapshot, selection, condition)
-        filtered = perf_counter()
-        found = lexical.best(snapshot, masks, query, selection.as_of, ask)
-        scanned = perf_counter()
-        hits = result.hits(snapshot, found, None, ask)
-        hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
-        self._count_access([hits], selection, snapshot)
-        return hits
-
-    def _many_by_words(
-        self, queries: builtins.list[str], tiers: Sequence[str], selection: Selection, condition: Where | All | None,
-        ask: Ask, scopes: Sequence[Scope] | None,
+    def _by_texts(
+        self, queries: builtins.list[str], relevance: str, tiers: str | Sequence[str], selection: Selection,
+        condition: Where | All | None, ask: Ask,
     ) -> builtins.list[Recall]:  # fmt: skip
-        shares = {self: range(len(queries))} if scopes is None else self._shared_out(scopes, len(queries))
-        many: builtins.list[Recall] = [None] * len(queries)  # type: ignore[list-item]
-        for scope, places in shares.items():
-            session, role = scope._narrowing()
-            mine = replace(selection, session=session, role=role)
-            snapshot = scope._snapshot(tiers, counted=condition is not None)
-            for place in places:
-                many[place] = scope._by_words(queries[place], snapshot, mine, condition, ask)
+        """Recall that goes by what texts say and not by vectors alone, one after the other."""
+        from memcore.search import relevance as relevances
+        from memcore.search import result
+
+        vectors: Any = [None] * len(queries)
+        if relevance == "hybrid" and self._engine.embedder is not None:
+            vectors, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
+        else:
+            snapshot = self._snapshot(tiers, counted=condition is not None)
+        many = []
+        for query, vector in zip(queries, vectors, strict=True):
+            begun = perf_counter()
+            masks = passing(snapshot, selection, condition)
+            filtered = perf_counter()
+            if relevance == "lexical":
+                found = relevances.best_by_words(snapshot, masks, selection, query, ask)
+            else:
+                found = relevances.best_hybrid(snapshot, masks, selection, query, vector, ask)
+            scanned = perf_counter()
+            hits = result.hits(snapshot, found, vector if snapshot.dim else None, ask)
+            hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
+            many.append(hits)
+        self._count_access(many, selection, snapshot)
         return many
 
     def _shared_out(self, scopes: Any, n: int) -> dict[Scope, builtins.list[int]]:
@@ -1337,16 +1346,10 @@ class _Rows:
         ]
 
 
-def _text_of(query: object, vector: object) -> str:
-    """The gate for what relevance="lexical" goes by."""
-    if query is None or vector is not None:
-        raise InvalidInput("relevance='lexical' goes by the words of a text; pass a query, and no vector")
-    return gate.query(query)
-
-
 def _texts_of(queries: Any, vectors: object) -> builtins.list[str]:
-    if queries is None or vectors is not None:
-        raise InvalidInput("relevance='lexical' goes by the words of texts; pass queries, and no vectors")
+    """The gate for what is asked by its words."""
+    if queries is None or vectors is not None or None in queries:
+        raise InvalidInput("this relevance goes by the words of a text; pass a query, and no vector")
     return [gate.query(query) for query in queries]
 
 

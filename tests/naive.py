@@ -128,6 +128,19 @@ def bm25(
     return [score / most if most else 0.0 for score in scores]
 
 
+def activation(base: Sequence[float], sessions: Sequence[int | None]) -> list[float]:
+    """What each turn gains from its neighbours in its session, None for what is no turn."""
+    gained = [0.0] * len(base)
+    for session in {one for one in sessions if one is not None}:
+        turns = [place for place, mine in enumerate(sessions) if mine == session]
+        best = sorted((base[turn] for turn in turns), reverse=True)[:3]
+        for i, turn in enumerate(turns):
+            for away, share in ((1, 0.4), (2, 0.2)):
+                gained[turn] += sum(share * base[turns[j]] for j in (i - away, i + away) if 0 <= j < len(turns))
+            gained[turn] += 0.6 * sum(best) / len(best)
+    return gained
+
+
 # The score
 
 

@@ -24,8 +24,8 @@ class Ask(NamedTuple):
 
 class Found(NamedTuple):
     """The best rows in order: float64 scores and int64 positions `(m,)`, m <= k, and what finding them took: `counted`
-    as of `memcore_kernels.scan.COUNTED`. `relevance` float64 `(m,)` is what stood in place of the similarity, if
-    anything did.
+    as of `memcore_kernels.scan.COUNTED`. `parts`, float64 `(m,)` each: where something else stood in place of the
+    similarity, that relevance, how well the words match, and what neighbours add.
     """
 
     scores: npt.NDArray[np.float64]
@@ -34,4 +34,4 @@ class Found(NamedTuple):
     rows: int  # in the scope
     passed: int  # of them, through the filter
     counted: Sequence[int]
-    relevance: npt.NDArray[np.float64] | None = None
+    parts: tuple[npt.NDArray[np.float64], ...] | None = None

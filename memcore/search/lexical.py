@@ -7,16 +7,13 @@ that any row could have for the query, so it is in [0, 1], and 1 would be a row 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from memcore.gate import KINDS
-from memcore.search.ask import Ask, Found
 from memcore.store import postings, words
-from memcore.store.snapshot import EVERY, Masks, Selection, Snapshot
-from memcore_kernels import lexical, scan, topk
+from memcore.store.snapshot import EVERY, Selection, Snapshot
+from memcore_kernels import lexical
 
 K1, B = 0.9, 0.4  # Lucene's and Anserini's for passages; longer rows are told apart less by their length
 
@@ -24,32 +21,8 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 
-def best(snapshot: Snapshot, masks: Masks, query: str, as_of: int | None, ask: Ask) -> Found:
-    """The exact top k by the total score with the words' relevance in place of the similarity. Every row is looked at:
-    also one that has no word of the query may be recent and important.
-    """
-    relevance = relevances(snapshot, query, as_of)
-    passed = sum(
-        part.n if mask is EVERY else int(np.count_nonzero(mask))
-        for part, mask in zip(snapshot.parts, masks, strict=True)
-    )
-    k, size = min(ask.k, passed), 0
-    halves = np.empty((2, k), np.uint64)
-    heap: tuple[Any, Any, Any, Any, Any] = (np.empty(k), np.empty(k, np.int64), *halves, np.empty(k, np.int64))
-    for part, mask in zip(snapshot.parts, masks, strict=True) if k else ():
-        c = part.columns
-        size = scan.rank(
-            relevance[part.base : part.base + part.n], mask, c["event_time"], c["importance"], c["id_hi"], c["id_lo"],
-            part.base, ask.now, ask.decay_rate, *ask.weights, ask.min_score, *heap, size,
-        )  # fmt: skip
-    found: Any = [column[:size] for column in heap]
-    scores, positions = topk.ranked(k, *found)
-    counted = (0, 0, 0, 0, 0, passed)
-    return Found(scores, positions, "lexical index", snapshot.rows(), passed, counted, relevance[positions])
-
-
-def relevances(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
-    """The relevance of every row to a query's words, float64 `(n,)` by position; 0 of what does not stand."""
+def matches(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
+    """How well every row matches a query's words, float64 `(n,)` by position; 0 of what does not stand."""
     standing = Selection(frozenset(range(len(KINDS))), 0, as_of=as_of, expired=True)
     parts = [
         (part, postings.of(part.segment, part.n), np.ones(part.n, np.uint8) if mask is EVERY else mask)

@@ -29,8 +29,9 @@ F32 = npt.NDArray[np.float32]
 class Hit:
     """One recalled memory. The components are before weighting, in [0, 1] (the similarity [-1, 1]); ages in hours.
 
-    `relevance_component` is what alpha was multiplied with: the similarity, or with relevance="lexical" how well the
-    words match; then `semantic_similarity` is 0.0, since no vector was looked at.
+    `relevance_component` is what alpha was multiplied with: the similarity; with relevance="lexical" how well the words
+    match; with "hybrid" what both and `activation`, what neighbouring turns add, make. Each is in [0, 1], and 0.0 where
+    it was not looked at, as the similarity is with "lexical".
     """
 
     id: str
@@ -53,6 +54,13 @@ class Hit:
     level: int
     seq: int
     relevance_component: float
+    lexical: float = 0.0
+    activation: float = 0.0
+
+    @property
+    def cosine(self) -> float:
+        """The similarity, by the name that it has among the parts of a hybrid relevance."""
+        return self.semantic_similarity
 
 
 _ARROW = {
@@ -139,7 +147,7 @@ def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recal
     names = snapshot.names
     source: object = None
     try:  # once for all of them, and not `reading` for each
-        told = None if found.relevance is None else found.relevance.tolist()
+        told = None if found.parts is None else list(zip(*(part.tolist() for part in found.parts), strict=True))
         for place, (score, position) in enumerate(zip(found.scores.tolist(), found.positions.tolist(), strict=True)):
             part, row = snapshot.part_of(position)
             columns, text, source = part.columns, part.view.text, part.segment.source
@@ -167,7 +175,7 @@ def hits(snapshot: Snapshot, found: Found, query: F32 | None, ask: Ask) -> Recal
                     columns["version"].item(row),
                     columns["level"].item(row),
                     columns["seq"].item(row),
-                    similarity if told is None else told[place],
+                    *((similarity,) if told is None else told[place]),
                 )
             )
     except DAMAGE as fault:

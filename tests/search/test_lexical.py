@@ -256,10 +256,13 @@ def test_with_an_embedder_no_text_is_embedded_for_it():
 
 def test_what_goes_by_words_is_told_words(mem):
     for call, message in (
-        (lambda: mem.recall(relevance="lexical"), "a text; pass a query, and no vector"),
+        (lambda: mem.recall(relevance="lexical"), "by the words of a text; pass a query, and no vector"),
         (lambda: mem.recall("x", vector=[1, 0], relevance="lexical"), "recall got both a query and a vector"),
-        (lambda: mem.recall(vector=[1, 0], relevance="lexical"), "a text; pass a query, and no vector"),
-        (lambda: mem.recall_many(vectors=[[1, 0]], relevance="lexical"), "texts; pass queries, and no vectors"),
+        (lambda: mem.recall(vector=[1, 0], relevance="lexical"), "by the words of a text; pass a query, and no vector"),
+        (
+            lambda: mem.recall_many(vectors=[[1, 0]], relevance="lexical"),
+            "by the words of a text; pass a query, and no vector",
+        ),
         (lambda: mem.recall("x", relevance="lexical", min_similarity=0.1), "min_similarity bounds the cosine, which"),
         (lambda: mem.recall("x", relevance="words"), "relevance is 'words' (str); "),
     ):

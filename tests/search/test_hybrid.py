@@ -1,0 +1,109 @@
+"""The hybrid relevance: its parts, what neighbours add, and that it depends on nothing but what the call may see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memcore
+import naive
+from memcore.search import relevance
+from memcore.store import words
+from memcore_kernels import activation
+
+NOW = 1.8e9
+TEXTS = (
+    "the deploy of the gateway failed", "rolled it back at once", "who was on call", "Ana was", "lunch is at noon",
+    "o servidor caiu de novo", "reiniciado por Rui", "the printer is out of paper", "ordered some", "done for today",
+)  # fmt: skip
+
+
+@pytest.fixture(params=["in RAM", "in a directory"])
+def mem(request, tmp_path):
+    path = None if request.param == "in RAM" else tmp_path / "m"
+    with memcore.open(path, embedder="hashed", clock=lambda: NOW) as opened:
+        yield opened
+
+
+def hybrid(scope: Any, query: str, **more: Any) -> memcore.Recall:
+    return scope.recall(query, relevance="hybrid", **{"weights": (1, 0, 0), "k": 50, **more})
+
+
+def filled(mem: memcore.Memory) -> memcore.Memory:
+    """Two sessions, row by row in turns, a fact, and a note that is in none."""
+    for i, text in enumerate(TEXTS):
+        mem.scope("default", "default", f"s{i % 2}").remember(text)
+    mem.remember("the gateway is owned by Ana", kind="semantic")
+    mem.remember("a note about the gateway")
+    return mem
+
+
+def test_it_is_what_the_formula_says(mem):
+    filled(mem)
+    query = "why did the gateway fail"
+    hits = {hit.content: hit for hit in hybrid(mem, query)}
+    texts = [*TEXTS, "the gateway is owned by Ana", "a note about the gateway"]
+    assert len(hits) == len(texts)
+    read = [words.terms(text) for text in texts]
+    lexical = naive.bm25([terms for terms, _ in read], words.asked(query, sorted({code for _, code in read})))
+    base = [
+        (max(hits[text].cosine, 0) + relevance.WORDS * match) / (1 + relevance.WORDS)
+        for text, match in zip(texts, lexical, strict=True)
+    ]
+    gained = naive.activation(base, [i % 2 if i < len(TEXTS) else None for i in range(len(texts))])
+    for text, match, mine, more in zip(texts, lexical, base, gained, strict=True):
+        hit = hits[text]
+        assert hit.lexical == pytest.approx(match, abs=1e-9)
+        assert hit.activation == pytest.approx(more / activation.MOST, abs=1e-6)
+        squared = ((mine + more) / (1 + activation.MOST)) ** 2
+        assert hit.relevance_component == pytest.approx(squared / (squared + relevance.HALF**2), abs=1e-6)
+        assert hit.total_score == hit.relevance_component
+        assert hit.cosine == hit.semantic_similarity
+
+
+def test_the_answer_beside_the_turn_that_matches_comes_forward(mem):
+    filled(mem)
+    assert hybrid(mem.scope("default", "default", "s1"), "servidor caiu", k=2)[0].content == TEXTS[5]
+    near, far = (next(hit for hit in hybrid(mem, "servidor") if hit.content == TEXTS[i]) for i in (7, 0))
+    assert near.lexical == far.lexical == 0
+    assert near.activation > far.activation  # in the same session, one turn away; in another session
+
+
+def test_k_filters_and_other_scopes_change_nothing(mem):
+    filled(mem)
+    every = {hit.id: hit.relevance_component for hit in hybrid(mem, "gateway")}
+    assert {hit.id: hit.relevance_component for hit in hybrid(mem, "gateway", k=2)}.items() <= every.items()
+    facts = hybrid(mem, "gateway", where={"kind": "semantic"})
+    assert {hit.id: hit.relevance_component for hit in facts}.items() <= every.items()
+    assert len(facts) == 1
+    mem.scope("other", "p").remember_many(["gateway"] * 3)
+    assert {hit.id: hit.relevance_component for hit in hybrid(mem, "gateway")} == every
+
+
+def test_minima_many_and_no_vector(mem):
+    filled(mem)
+    least = sorted(hit.cosine for hit in hybrid(mem, "the gateway"))[-3]
+    found = hybrid(mem, "the gateway", min_similarity=least - 1e-6)
+    assert len(found) == 3
+    (one, two) = mem.recall_many(["the gateway", "servidor"], relevance="hybrid", weights=(1, 0, 0), k=50)
+    assert [one.ids, two.ids] == [hybrid(mem, "the gateway").ids, hybrid(mem, "servidor").ids]
+    assert hybrid(mem, "").ids  # like nothing: the rest ranks
+    with memcore.open(embedder=None) as bare:
+        assert list(hybrid(bare, "gateway")) == []
+        bare.remember("gateway")
+        (hit,) = hybrid(bare, "gateway")
+        assert (hit.cosine, hit.lexical > 0) == (0.0, True)
+
+
+def test_the_same_hits_after_sealing_and_reopening(tmp_path):
+    with memcore.open(tmp_path, embedder="hashed", clock=lambda: NOW) as mem:
+        before = [(hit.id, hit.total_score) for hit in hybrid(filled(mem), "gateway")]
+        mem.compact()
+        assert [(hit.id, hit.total_score) for hit in hybrid(mem, "gateway")] == before
+    with memcore.open(tmp_path, embedder="hashed", clock=lambda: NOW) as mem:
+        assert [(hit.id, hit.total_score) for hit in hybrid(mem, "gateway")] == before
+        table = hybrid(mem, "gateway").to_arrow()
+        assert {"relevance_component", "lexical", "activation"} <= set(table.column_names)
+        assert np.all(np.diff(table.column("total_score").to_numpy()) <= 0)
