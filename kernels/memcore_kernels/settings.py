@@ -11,13 +11,15 @@ parallel kernels at once and GNU OpenMP's aborts a forked child, so parallelism 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from typing import Any, TypeVar, cast
 
-from numba import njit
-from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba import config, njit
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
 FASTMATH = frozenset({"reassoc", "contract", "arcp", "afn", "nsz"})
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,37 +39,69 @@ def _compiled(function: F, **options: Any) -> F:
     made: Any = njit(nogil=True, **options)(function)
     if made is function:  # NUMBA_DISABLE_JIT=1
         return function
-    try:
-        made._cache = Cache(function)
-    except RuntimeError:  # Numba found no folder that it may write to: a read-only install without a home
-        made._cache = NoCache()
+    made._cache = Cache(function)
     return cast(F, made)
 
 
-class Cache(FunctionCache):
-    """Numba's cache on disk (what `cache=True` gives), with two differences.
+_implementation: Any = CompileResultCacheImpl
+# Where Numba keeps a cache, by its own names, which some of its releases begin with an underscore.
+_LOCATORS: dict[str, Any] = {locator.__name__.strip("_"): locator for locator in _implementation._locator_classes}
+_in_tree: Any = _LOCATORS["InTreeCacheLocator"]
 
-    A fault of it never stops a kernel, which is then compiled anew. And it goes by the sources of all kernels: Numba's
-    goes by the file that a kernel is in, and would keep the machine code after a helper in another file has changed.
+
+class ReadOnly(_in_tree):  # type: ignore[misc]
+    """Beside the sources, also where nobody may write."""
+
+    def ensure_cache_path(self) -> None:
+        """Numba's way to ask whether a folder can be used."""
+
+
+class _Place(_implementation):  # type: ignore[misc]
+    _locator_classes = (*_LOCATORS.values(), ReadOnly)
+
+
+class Cache(FunctionCache):
+    """Numba's cache on disk (what `cache=True` gives), with three differences.
+
+    A fault of it never stops a kernel, which is then compiled anew. It goes by the sources of all kernels: Numba's goes
+    by the file that a kernel is in, and would keep the machine code after a helper in another file has changed. And
+    what lies in a folder that may only be read is found there: an image that was warmed up when it was built.
     """
+
+    _impl_class = _Place
 
     def __init__(self, function: Callable[..., Any]) -> None:
         numba_cache: Any = super()
         numba_cache.__init__(function)
         file: Any = IndexDataCacheFile
-        self._cache_file = file(self.cache_path, self._impl.filename_base, _SOURCES)
+        name = self._impl.filename_base
+        self._cache_file = self._own = file(self.cache_path, name, _SOURCES)
+        source = inspect.getfile(function)
+        given = [_LOCATORS["UserProvidedCacheLocator"]] * bool(config.CACHE_DIR)  # type: ignore[attr-defined]
+        folders = {locator(function, source).get_cache_path() for locator in (*given, ReadOnly)}
+        self._others = [file(folder, name, _SOURCES) for folder in sorted(folders - {self.cache_path})]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The machine code for a signature, or None. An entry that a crash or a full disk has cut off is dropped."""
         numba_cache: Any = super()
         try:
-            return numba_cache.load_overload(sig, target_context)
+            found = numba_cache.load_overload(sig, target_context)
+            if found is not None:
+                return found
         except Exception as fault:  # unpickling damaged bytes can raise anything
             _warn(f"an entry in {self.cache_path}, where compiled kernels are kept, cannot be read ({fault!r})")
-        try:
-            numba_cache.flush()
-        except OSError:
-            numba_cache.disable()
+            try:
+                numba_cache.flush()
+            except OSError:
+                numba_cache.disable()
+            return None
+        for other in self._others:
+            self._cache_file = other
+            with suppress(Exception):
+                found = numba_cache.load_overload(sig, target_context)
+            self._cache_file = self._own
+            if found is not None:
+                return found
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -76,15 +110,10 @@ class Cache(FunctionCache):
         try:
             numba_cache.save_overload(sig, data)
         except Exception as fault:  # the folder is full, gone, or no longer ours to write to
-            _warn(f"compiled kernels cannot be kept in {self.cache_path} ({fault!r})")
+            nowhere = isinstance(self._impl.locator, ReadOnly)
+            told = f"compiled kernels cannot be kept in {self.cache_path} ({fault!r})"
+            _warn("there is no folder to keep compiled kernels in" if nowhere else told)
             numba_cache.disable()
-
-
-class NoCache(NullCache):
-    """In place of a cache where no folder can be written to."""
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        _warn("there is no folder to keep compiled kernels in")
 
 
 _warned = False

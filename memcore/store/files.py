@@ -426,7 +426,12 @@ def _state(path: Path) -> tuple[int, ...]:
     return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
-def corrupt(path: Path, fault: Exception) -> StoreCorrupt:
+def corrupt(path: Path, fault: Exception) -> StoreError:
+    """What to say of a segment file that could not be read."""
+    if isinstance(fault, MemoryError) or os.strerror(errno.ENOMEM) in str(fault):
+        return StoreError(
+            f"cannot read {path}: {first_line(fault)}; the file is not at fault: free memory, and try again"
+        )
     return StoreCorrupt(
         f"{path} is not a whole segment file ({first_line(fault)}); run memcore verify --repair to go on without "
         "it, or restore the store from an export"

@@ -145,3 +145,38 @@ def test_case_L1_read_only_install(tmp_path):
     finally:
         for path in paths:
             path.chmod(0o755)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="root obeys no permissions")
+@pytest.mark.parametrize("place", ["beside the sources", "in NUMBA_CACHE_DIR"])
+@pytest.mark.parametrize("home", ["read-only", "writable"])
+def test_case_K3_what_was_warmed_up_is_found_where_nobody_may_write(tmp_path, place, home):
+    """An image is warmed up when it is built, and then run by somebody else."""
+    site, cache, user = tmp_path / "site", tmp_path / "cache", tmp_path / "home"
+    for package in (memcore, memcore_kernels):
+        source = Path(package.__path__[0])
+        shutil.copytree(source, site / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    cache.mkdir()
+    user.mkdir()
+    given = cache if place == "in NUMBA_CACHE_DIR" else None
+    environment = {"HOME": str(user), "XDG_CACHE_HOME": str(user / "cache"), "PYTHONPATH": str(site)}
+    program = (
+        "from memcore_kernels import dots\nimport numpy as np\n"
+        "row = np.ones(3, np.float32)\nassert dots.dot64(row, row) == 3\nprint(dict(dots.dot64.stats.cache_hits))\n"
+    )
+    out, _ = run(program, cache=given, env=environment, cwd=tmp_path)
+    assert out == "{}\n"  # compiled
+    warmed = entries(site if given is None else cache)
+    assert warmed
+    closed = [path for folder in (site, cache, user) for path in (folder, *folder.rglob("*"))]
+    closed = [path for path in closed if home == "read-only" or user not in (path, *path.parents)]
+    for path in closed:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        out, err = run(program, cache=given, env=environment, cwd=tmp_path, preexec_fn=obey_permissions)
+        assert out != "{}\n"  # found
+        assert "Warning" not in err
+        assert entries(site if given is None else cache) == warmed
+    finally:
+        for path in closed:
+            path.chmod(0o755)

@@ -68,7 +68,7 @@ def test_each_kernel_has_the_allowed_options_and_no_other():
         options = dict(function.targetoptions)
         assert options.pop("fastmath") in (False, settings.FASTMATH), name
         assert options == {"nopython": True, "nogil": True, "boundscheck": None}, name
-        assert isinstance(function._cache, settings.Cache | settings.NoCache), name
+        assert isinstance(function._cache, settings.Cache), name
 
 
 @pytest.mark.skipif(drawn.PLAIN, reason="nothing is compiled")

@@ -791,3 +791,14 @@ def test_what_could_not_be_written_says_of_which_kind_it_is(code, kind):
     fault = files.write_fault(Path("x.lock"), OSError(code, os.strerror(code)))
     assert type(fault) is kind
     assert str(fault).startswith(f"cannot write x.lock: {os.strerror(code)}; ")
+
+
+def test_what_cannot_be_read_for_want_of_memory_is_not_told_as_damage():
+    for fault in (
+        OSError("Memory mapping file failed: Cannot allocate memory"),
+        pa.ArrowMemoryError("malloc of size 9"),
+    ):
+        told = files.corrupt(Path("x.arrow"), fault)
+        assert type(told) is memcore.StoreError
+        assert str(told) == f"cannot read x.arrow: {fault}; the file is not at fault: free memory, and try again"
+    assert type(files.corrupt(Path("x.arrow"), OSError("Invalid flatbuffers message."))) is memcore.StoreCorrupt
