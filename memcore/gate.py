@@ -169,10 +169,10 @@ def unit(value: object, what: str) -> float:
 
 
 def least_score(value: object, what: str) -> float:
-    """A bound of similarities or scores, which lie in [-1, 1] but for rounding."""
+    """A lower bound of similarities or scores, none of which is above 1, but for rounding: one that is lets none by."""
     got = number(value, what)
-    if not -_HIGHEST <= got <= _HIGHEST:
-        raise InvalidInput(f"{what} is {digits(got)}; similarities and scores are in [-1, 1]: divide percent by 100")
+    if got > _HIGHEST:
+        raise InvalidInput(f"{what} is {digits(got)}; no similarity or score is above 1: divide percent by 100")
     return got
 
 

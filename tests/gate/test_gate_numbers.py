@@ -137,9 +137,10 @@ def test_other_counts(refused, ops):
     refused(lambda ops: ops.forget(older_than_days=math.nan), f"older_than_days is nan; {FINITE}")
     refused(lambda ops: ops.recall(vector=[1, 0], min_score=math.nan), f"min_score is nan; {FINITE}")
     refused(lambda ops: ops.recall(vector=[1, 0], min_similarity="high"), f"min_similarity is 'high' (str); {NUMBER}")
-    share = "similarities and scores are in [-1, 1]: divide percent by 100"
+    share = "no similarity or score is above 1: divide percent by 100"
     refused(lambda ops: ops.recall(vector=[1, 0], min_similarity=85), f"min_similarity is 85; {share}")
-    refused(lambda ops: ops.recall(vector=[1, 0], min_score=-1.5), f"min_score is -1.5; {share}")
+    refused(lambda ops: ops.recall(vector=[1, 0], min_score=1.5), f"min_score is 1.5; {share}")
+    assert len(ops.recall(vector=[1, 0], min_similarity=-2, min_score=-2)) == 3
     refused(lambda _: memcore.open(embedder=None, working_capacity=0), "working_capacity is 0; it must be at least 1")
     refused(lambda _: memcore.open(embedder="hashed", working_tokens=2.5), f"working_tokens is 2.5 (float); {WHOLE} 1")
 

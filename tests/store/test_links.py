@@ -148,7 +148,7 @@ def test_from_now_on_no_two_links_of_the_same_three_hold(mem):
     assert mem.unlink(a) == 0
 
 
-def test_case_A6_at_no_moment_do_two_hold_with_a_clock_that_went_back(mem):
+def test_at_no_moment_do_two_hold_with_a_clock_that_went_back(mem):
     a, b = mem.remember("a").id, mem.remember("b").id
     mem.link(a, "x", b, attributes={"v": 1}, now=16)
     later = mem.link(a, "x", b, attributes={"v": 2}, now=10)
@@ -156,7 +156,7 @@ def test_case_A6_at_no_moment_do_two_hold_with_a_clock_that_went_back(mem):
     assert values(mem, 9, 10, 15, 16, 20) == [[1], [1], [1], [2], [2]]
 
 
-def test_case_A6_a_past_window_that_is_told_twice_is_one_link(mem):
+def test_a_past_window_that_is_told_twice_is_one_link(mem):
     a, b = mem.remember("a").id, mem.remember("b").id
     first = mem.link(a, "x", b, attributes={"v": 1}, valid_from=10, valid_to=20)
     seq = mem._engine.catalog.seq
@@ -172,7 +172,7 @@ def test_case_A6_a_past_window_that_is_told_twice_is_one_link(mem):
     assert values(mem, 15, 100) == [[1, 2, 3], [3]]
 
 
-def test_case_A7_a_link_holds_until_the_next_one_begins(mem):
+def test_a_link_holds_until_the_next_one_begins(mem):
     a, b = mem.remember("a").id, mem.remember("b").id
     mem.link(a, "x", b, attributes={"v": 1}, now=1)
     mem.link(a, "x", b, attributes={"v": 2}, valid_from=20, now=5)
@@ -185,7 +185,7 @@ def test_case_A7_a_link_holds_until_the_next_one_begins(mem):
     assert values(mem, 7, 8, 11, 12, 30) == [[1], [], [], [], []]
 
 
-def test_case_A7_windows_that_overlap_leave_no_gap(mem):
+def test_windows_that_overlap_leave_no_gap(mem):
     a, b = mem.remember("a").id, mem.remember("b").id
     mem.link(a, "x", b, attributes={"v": 1}, valid_from=1, valid_to=15, now=1)
     mem.link(a, "x", b, attributes={"v": 2}, valid_from=10, valid_to=20, now=2)
