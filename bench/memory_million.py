@@ -28,7 +28,7 @@ import memcore
 
 DIM, BATCH = 256, 50_000
 LIMIT = 1_500  # bytes a row
-SCANNED = DIM + 8 * 4 + 8 + 4 + 16  # codes, 3 scales, 3 and 2 bounds; time, importance, id
+SCANNED = DIM + 8 * 2 + 8 + 4 + 16  # codes, 3 scales, 3 and 2 norms of 2 bytes; time, importance, id
 
 
 def batches(rows: int) -> Iterator[pa.Table]:
