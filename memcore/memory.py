@@ -1725,6 +1725,9 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
         mem.remember_many([{"content": "warm up", "vector": row} for row in rows])
         mem.recall(vector=rows[0])
         mem.recall_many(vectors=np.tile(rows, (FEW, 1)))  # enough for the kernels that serve many at once
+    with open(embedder="hashed") as mem:
+        mem.remember("warm up")
+        mem.recall("warm up", relevance="hybrid")
     columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
     Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first
     turned(rows[0], np.eye(2), np.empty(2))

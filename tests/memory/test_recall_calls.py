@@ -51,7 +51,7 @@ def test_before_the_first_vector_any_width_is_like_nothing():
                 "embedder"
             ),
         ),
-        (lambda m: m.recall(k=1, relevance="hybrid"), "relevance is 'hybrid' (str); allowed: cosine"),
+        (lambda m: m.recall(k=1, relevance="dense"), "relevance is 'dense' (str); allowed: cosine, lexical, hybrid"),
     ],
 )
 def test_what_makes_no_sense_is_refused(mem, call, message):

@@ -30,6 +30,9 @@ mem.recall_many(vectors=rng.standard_normal((20, 8)), k=3, where={"kind": "episo
 text = memcore.open(embedder="hashed")
 text.remember("a deploy failed")
 text.recall("deploy")
+for relevance in ("lexical", "hybrid"):
+    text.recall("deploy", relevance=relevance, where={"kind": "episodic"})
+    mem.recall("x", relevance=relevance)
 assert compiled() == before, {n: c for n, c in compiled().items() if before[n] != c}
 """
 

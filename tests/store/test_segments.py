@@ -17,6 +17,7 @@ from memcore.store.codes import BLOCK, Coder
 from memcore.store.partition import SWEEP_SHARE, Partition
 from memcore.store.segment import FIXED, MUTABLE, SPARSE, TEXTS, Segment, zeros
 from memcore_kernels import decay
+from memcore_kernels.codes import LEVELS
 
 
 def rows(n: int, start: int = 0, dim: int = 2, **columns: Any) -> dict[str, Any]:
@@ -238,7 +239,7 @@ def test_what_a_block_of_codes_tells_of_its_rows():
     blocks = (slice(0, BLOCK), slice(BLOCK, n))
     assert codes.newest.tolist() == [batch["event_time"][block].max() for block in blocks]
     assert codes.heaviest.tolist() == [batch["importance"][block].max() for block in blocks]
-    assert codes.nbytes() == n * (2 + 4 * (3 + 3 + 2)) + 2 * 12
+    assert codes.nbytes() == n * (2 + 2 * (3 + 3 + 2)) + 2 * 12
 
 
 def test_one_rotation_for_all_fitted_to_the_first_segment_that_is_large_enough():
@@ -267,7 +268,8 @@ def test_one_rotation_for_all_fitted_to_the_first_segment_that_is_large_enough()
     assert np.abs(matrix.T @ matrix - np.eye(dim)).max() < 1e-12
     rotated = batch["vector"] @ matrix
     assert (np.diff((rotated**2).sum(axis=0)) <= 1e-6).all()  # the most of the rows first
-    assert codes.left[0].mean() < 0.5 < np.linalg.norm(batch["vector"][:, 64:], axis=1).mean()
+    behind = codes.left[0].mean() / LEVELS
+    assert behind < 0.7 < np.linalg.norm(batch["vector"][:, codes.ends[0] :], axis=1).mean()
 
 
 # Partitions
