@@ -1348,9 +1348,10 @@ class _Rows:
 
 def _texts_of(queries: Any, vectors: object) -> builtins.list[str]:
     """The gate for what is asked by its words."""
-    if queries is None or vectors is not None or None in queries:
+    given = [None] if queries is None or vectors is not None else builtins.list(queries)
+    if any(query is None for query in given):
         raise InvalidInput("this relevance goes by the words of a text; pass a query, and no vector")
-    return [gate.query(query) for query in queries]
+    return [gate.query(query) for query in given]
 
 
 def _answers_for(partition: Partition, retries: set[tuple[int, int, str]]) -> set[tuple[int, int]]:

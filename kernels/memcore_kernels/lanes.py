@@ -2,8 +2,8 @@
 
 - Bytes times 16-bit numbers: of a plain loop LLVM makes one over vectors of 8, and each row's sum is gathered from its
   lanes by itself: 3.3, 4.8 and 8.1 ns for rows of 32, 64 and 128 numbers. Here, eight rows together, 1.5, 2.3 and 4.0.
-- The highest of floats: a running maximum waits for itself at each, since NaN forbids vectors; 0.4 ns a number, here
-  0.1. Which of 64 floats reach a bar: one bit each, so that those that do not cost nothing more.
+- The highest of floats: a running maximum waits for itself at each, since NaN forbids vectors: a twentieth of a scan.
+  Which of 64 floats reach a bar: one bit each, so that those that do not cost nothing more, else a tenth of it.
 - An array as an argument of a call that is not inlined is counted up and down, atomically: a seventh of a scan, until
   arrays were `lent`.
 

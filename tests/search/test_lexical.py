@@ -221,7 +221,7 @@ def test_many_queries_and_scopes(mem):
         ["deploy failed"],
     ]
     assert [hits[0].relevance_component > 0 for hits in many] == [True, True, False]
-    assert [hits.ids for hits in a.recall_many(asked, relevance="lexical")] == [
+    assert [hits.ids for hits in a.recall_many(iter(asked), relevance="lexical")] == [
         a.recall(query, relevance="lexical").ids for query in asked
     ]
 
