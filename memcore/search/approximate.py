@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memcore.search import exact
 from memcore.search.ask import Ask, Found
-from memcore.store.graphs import HEAVY, SCORED, Run, asked, key_of
+from memcore.store.graphs import SCORED, Run, asked, key_of
 from memcore.store.snapshot import EVERY, Mask, Masks, Snapshot
 
 MOST_EFFORT = 4  # times a graph's own, for filters
@@ -37,23 +37,23 @@ class Used(NamedTuple):
 class Covered(NamedTuple):
     """What of a snapshot graphs cover, and masks for the rest."""
 
-    of: tuple[object, ...]  # what it was made for
+    of: tuple[tuple[Run, ...], str, float, int]  # what it was made for
     used: list[Used]
     rows: int  # of the graphs
     passed: int  # of them, through the masks
     rest: Masks
 
 
-def covering(snapshot: Snapshot, masks: Masks, made_of: tuple[tuple[Run, ...], str, float, bool]) -> Covered:
-    """What the graphs of `made_of` (all of them, a backend, a lambda, and whether similarity has much weight) cover of
-    what the masks let through.
+def covering(snapshot: Snapshot, masks: Masks, made_of: tuple[tuple[Run, ...], str, float, int]) -> Covered:
+    """What the graphs of `made_of` (all of them, a backend, a lambda, and the kind of weights) cover of what the masks
+    let through.
     """
-    _, backend, decay_rate, heavy = made_of
+    _, backend, decay_rate, kind = made_of
     places = {key_of(part.segment): i for i, part in enumerate(snapshot.parts) if part.n == part.segment.n}
     rest = Masks(masks)
     used, rows, passed = [], 0, 0
     for run in snapshot.graphs.of(backend, decay_rate):
-        usable = run.dim == snapshot.dim and run.effort(HEAVY if heavy else 0.0)
+        usable = run.dim == snapshot.dim and run.efforts[kind]
         if not usable or not places.keys() & set(run.keys) or run.graph() is None:
             continue
         allowed: Mask = np.zeros(run.rows, np.uint8)
@@ -115,7 +115,7 @@ def best_many(snapshot: Snapshot, masks: Masks, there: Covered, queries: F32, as
 
 def _effort(used: Used, there: Covered, wanted: int) -> int:
     """How many rows a walk keeps in view: the more, the fewer of them the masks let through."""
-    base = used.run.effort(HEAVY if there.of[-1] else 0.0)
+    base = used.run.efforts[there.of[-1]]
     return max(min(int(base * used.run.rows / max(used.passed, 1)), MOST_EFFORT * base), wanted)
 
 

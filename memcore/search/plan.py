@@ -8,7 +8,7 @@ import numpy.typing as npt
 from memcore.search import approximate, exact
 from memcore.search.ask import Ask, Found
 from memcore.search.planner import Planner
-from memcore.store.graphs import HEAVY
+from memcore.store.graphs import kind_of
 from memcore.store.snapshot import Masks, Snapshot
 from memcore_kernels.decay import recency
 
@@ -56,7 +56,7 @@ def _covered(snapshot: Snapshot, masks: Masks, ask: Ask, planner: Planner) -> ap
     left = alpha + beta + gamma
     if alpha < LEAST_SIMILARITY * left or gamma > MOST_IMPORTANCE * left or not alpha:
         return None
-    made_of = (snapshot.graphs.runs, planner.backend, ask.decay_rate, alpha >= HEAVY * left)
+    made_of = (snapshot.graphs.runs, planner.backend, ask.decay_rate, kind_of(alpha, beta, gamma))
     there: approximate.Covered | None = masks.covered
     if there is None or there.of != made_of:
         there = masks.covered = approximate.covering(snapshot, masks, made_of)

@@ -48,18 +48,22 @@ _APART = 5  # random numbers of a row
 _SPREAD = 0.1  # their standard deviation
 _FAR = 3.0  # beyond so many of these they are cut
 _MORE = 3 + _APART  # numbers of a row that its vector has not
-HEAVY = 0.6  # the weight of similarity from which a walk must look further, and so has an effort of its own
+MOSTLY_SIMILAR = 0.6  # the share of similarity from which a walk must look further, and so has an effort of its own
+MUCH_IMPORTANCE = 0.35  # the share of importance from which the same holds
 EFFORTS = (250, 300, 350, 400, 500, 600, 900, 1400)  # how many rows a walk keeps in view: those that are tried
 SCORED = 64  # rows of a walk that are scored exactly, at least: its own scores are off by some .002
 _TRIED = 200  # queries
 _TRIED_K = 10
 _ENOUGH = 0.993  # of their exact top 10: .99 with what 2,000 hits are off by
+# By kind of weights (`kind_of`). With (.5, 0, .5) no effort found enough among 1.6 million rows, of which many are as
+# good as another: that should not bar the graph from the other weights.
 _TRIED_WITH = (
     ((0.8, 0.1, 0.1), (1.0, 0.0, 0.0)),
-    ((0.5, 0.3, 0.2), (0.34, 0.33, 0.33), (0.2, 0.7, 0.1), (0.5, 0.0, 0.5)),
+    ((0.5, 0.1, 0.4), (0.5, 0.0, 0.5)),
+    ((0.5, 0.3, 0.2), (0.34, 0.33, 0.33), (0.2, 0.7, 0.1), (0.5, 0.16, 0.34)),
 )
 _LENGTH = 3.0 + _APART * (_FAR * _SPREAD) ** 2  # of all rows, squared: a vector, a recency, an importance of 1 at most
-_FORMAT = 1
+_FORMAT = 2
 _SETTLED = 50_000_000  # ns: a folder changed less than this ago may change again within its clock's tick
 
 F32 = npt.NDArray[np.float32]
@@ -82,7 +86,7 @@ class Run:
     def __init__(
         self, backend: str, decay_rate: float, newest: int, dim: int, keys: Sequence[Key], sizes: Sequence[int],
         graph: Graph | None = None, path: Path | None = None, told: tuple[int, int] = (0, 0),
-        efforts: tuple[int, int] = (0, 0),
+        efforts: Sequence[int] = (0, 0, 0),
     ) -> None:  # fmt: skip
         self.backend = backend
         self.decay_rate = decay_rate
@@ -91,7 +95,7 @@ class Run:
         self.keys = tuple(keys)
         self.starts: I64 = np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))])
         self.path = path
-        self.efforts = efforts  # with much weight on similarity, and else; 0: no effort is enough
+        self.efforts = tuple(efforts)  # by kind of weights; 0: no effort is enough
         self.alive: Any = None  # what must live as long as this does, for the keys to stay what they are
         self.unfit = False  # its file is gone or is not as it was written
         self._told = told
@@ -100,10 +104,6 @@ class Run:
     @property
     def rows(self) -> int:
         return int(self.starts[-1])
-
-    def effort(self, alpha: float) -> int:
-        """How many rows a walk must keep in view for .99 of the exact result; 0: no walk finds it."""
-        return self.efforts[0 if alpha >= HEAVY else 1]
 
     def graph(self) -> Graph | None:
         """Loads it if need be; None if it is unfit."""
@@ -122,6 +122,16 @@ class Run:
 
 
 _loading = threading.Lock()
+
+
+def kind_of(alpha: float, beta: float, gamma: float) -> int:
+    """Which of a graph's efforts is for these weights: 0 where similarity counts most, 1 where importance counts much,
+    2 for the rest.
+    """
+    left = alpha + beta + gamma
+    if alpha >= MOSTLY_SIMILAR * left:
+        return 0
+    return 1 if gamma >= MUCH_IMPORTANCE * left else 2
 
 
 def key_of(segment: Segment) -> Key:
@@ -189,8 +199,8 @@ def build(
     return run
 
 
-def _efforts(run: Run, graph: Graph, views: Sequence[View]) -> tuple[int, int]:
-    """The least effort that finds enough, for weights of either kind."""
+def _efforts(run: Run, graph: Graph, views: Sequence[View]) -> tuple[int, ...]:
+    """The least effort that finds enough, for weights of each kind."""
     rng = np.random.default_rng(1)
     chosen = np.sort(rng.integers(0, run.rows, 8 * _TRIED))
     near = np.concatenate(
@@ -203,7 +213,7 @@ def _efforts(run: Run, graph: Graph, views: Sequence[View]) -> tuple[int, int]:
     for several in _TRIED_WITH:
         least = [_least(graph, run, views, queries, weights) for weights in several]
         found.append(0 if 0 in least else max(least))
-    return found[0], found[1]
+    return tuple(found)
 
 
 def _least(graph: Graph, run: Run, views: Sequence[View], queries: F32, weights: tuple[float, float, float]) -> int:
@@ -431,10 +441,12 @@ def read(path: Path) -> Run | None:
             return None
         keys = [(str(file), int(start)) for file, start, _ in about["segments"]]
         sizes = [int(n) for *_, n in about["segments"]]
-        heavy, other = about["efforts"]
+        efforts = [int(effort) for effort in about["efforts"]]
+        if len(efforts) != len(_TRIED_WITH):
+            return None
         return Run(
             path.suffix[1:], float(about["decay_rate"]), int(about["newest"]), int(about["dim"]), keys, sizes,
-            path=path, told=(int(about["bytes"]), int(about["crc"])), efforts=(int(heavy), int(other)),
+            path=path, told=(int(about["bytes"]), int(about["crc"])), efforts=efforts,
         )  # fmt: skip
     return None
 

@@ -204,7 +204,7 @@ def test_a_store_says_what_graphs_it_has(tmp_path):
             "backend": "faiss",
             "decay_rate": 0.05,
             "rows": 3 * ROWS,
-            "efforts": [250, 250],
+            "efforts": [250, 250, 250],
             "bytes": told["bytes"],
         }
 
@@ -282,19 +282,22 @@ def test_one_that_finds_too_little_is_not_used_and_not_made_again(monkeypatch):
     monkeypatch.setattr(graphs, "_ENOUGH", 1.1)
     with filled() as mem:
         assert mem.compact().indexed == 3 * ROWS
-        assert mem.stats()["graphs"][0]["efforts"] == [0, 0]
+        assert mem.stats()["graphs"][0]["efforts"] == [0, 0, 0]
         assert plan(mem) == "exact scan, 1 thread"
         assert mem.compact().indexed == 0
 
 
 def test_the_effort_is_the_least_that_finds_enough_for_each_kind_of_weights(monkeypatch):
-    needed = {(0.8, 0.1, 0.1): 300, (1.0, 0.0, 0.0): 600, (0.5, 0.3, 0.2): 200, (0.34, 0.33, 0.33): 0}
+    needed = {(0.8, 0.1, 0.1): 300, (1.0, 0.0, 0.0): 600, (0.5, 0.3, 0.2): 200, (0.5, 0.0, 0.5): 0}
     monkeypatch.setattr(graphs, "_least", lambda *how: needed.get(how[-1], 400))
     with filled() as mem:
         mem.compact()
-        assert mem.stats()["graphs"][0]["efforts"] == [600, 0]
+        assert mem.stats()["graphs"][0]["efforts"] == [600, 0, 400]
         assert plan(mem, weights=(0.8, 0.1, 0.1)) == "faiss HNSW, 1 graph"
-        assert plan(mem, weights=(0.34, 0.33, 0.33)) == "exact scan, 1 thread"
+        newest = 1.7e9 + 60 * 3 * ROWS
+        assert plan(mem, weights=(0.34, 0.33, 0.33), now=newest) == "faiss HNSW, 1 graph"
+        assert plan(mem, weights=(0.34, 0.22, 0.44), now=newest) == "exact scan, 1 thread"
+        assert plan(mem, weights=(0.34, 0.33, 0.33)) == "exact scan, 1 thread"  # by now recency adds nothing
 
 
 # In a directory
