@@ -388,7 +388,14 @@ def test_what_is_told_about_one_that_makes_no_sense_counts_as_not_there(tmp_path
     about = Path(f"{graph}.json")
     told = json.loads(about.read_text())
     told = told["about"]
-    for nonsense in ([], {}, {**told, "format": 2}, {**told, "segments": [1]}, {**told, "dim": DIM + 1}):
+    for nonsense in (
+        [],
+        {},
+        {**told, "format": 1},
+        {**told, "efforts": [250]},
+        {**told, "segments": [1]},
+        {**told, "dim": DIM + 1},
+    ):
         about.write_text(json.dumps({"about": nonsense, "crc": graphs._crc(nonsense)}))
         with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9, index="faiss") as mem:
             assert plan(mem) == "exact scan, 1 thread"
