@@ -155,16 +155,17 @@ def growth() -> bool:
             exact, exact_ms, _ = ask(mem, EXACT, queries, WEIGHTS[0])
             found, graph_ms, batch_ms = ask(mem, GRAPH, queries, WEIGHTS[0])
             read = scanned(exact, every.shape[1])
+            told = mem.stats()["graphs"]
         got = share(found, exact)
         points.append((rows, exact_ms, graph_ms, batch_ms, read))
         print(
             f"{rows:>10,} {exact_ms:>9.3f} {read / 1e6:>8.1f} {graph_ms:>9.3f} {batch_ms:>9.3f} {got:>9.4f} "
-            f"{took:>7.0f}",
+            f"{took:>7.0f}  {found[0].explain()['plan']}",
             flush=True,
         )
         kept(
             "growth", rows=rows, exact_ms=exact_ms, graph_ms=graph_ms, graph_batch_ms=batch_ms, bytes_read=read,
-            recall=got, made_s=took,
+            recall=got, made_s=took, plan=found[0].explain()["plan"], graphs=told,
         )  # fmt: skip
     plot(points)
     return True

@@ -65,7 +65,8 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self._grapher: threading.Thread | None = None
         self._stopping = False
-        self._taken_over = False  # graphs are made by who compacts
+        self._graphing = threading.Lock()  # one thread at a time makes graphs
+        self._takers: set[object] = set()  # who makes them instead of the background, while it compacts
         self.clocks: list[Clock] = []  # of those who have the store open in this process
         self.fault: BaseException | None = None  # why the last round in the background failed
         catalog.quiet.append(self._lock)
@@ -98,6 +99,7 @@ class Maintenance:
 
     def _forked(self) -> None:
         self._thread, self._grapher, self._wake = None, None, threading.Event()
+        self._graphing, self._takers = threading.Lock(), set()
 
     def stop(self) -> None:
         """Ends the thread, and writes the counters. Sealing is left to who opens the store next, unless it is due."""
@@ -153,10 +155,14 @@ class Maintenance:
             self._grapher.start()
 
     def _run_graphs(self) -> None:
+        if not self._graphing.acquire(blocking=False):
+            return
         try:
-            self._make_graphs(1, lambda: self._stopping or self._taken_over, lambda *_: None)
+            self._make_graphs(1, lambda: self._stopping or bool(self._takers), lambda *_: None)
         except Exception as fault:  # told by stats(); the next round tries again
             self.fault = fault
+        finally:
+            self._graphing.release()
 
     def _make_graphs(self, threads: int, stopping: Callable[[], bool], progress: Progress) -> int:
         """Makes the graphs that are due, unless another process is at it; the rows that they cover."""
@@ -224,13 +230,13 @@ class Maintenance:
                 self._drop_graphs()
                 self._load_large()
                 self._derive()
-            self._taken_over = True  # else what the background is making would come at one core's speed, and untold
+            taker = object()
+            self._takers.add(taker)  # else what the background is making would come at one core's speed, and untold
             try:
-                if self._grapher is not None:
-                    self._grapher.join()
-                made = self._make_graphs(THREADS, lambda: self._stopping, progress)
+                with self._graphing:
+                    made = self._make_graphs(THREADS, lambda: self._stopping, progress)
             finally:
-                self._taken_over = False
+                self._takers.discard(taker)
         return CompactReport(dropped, written, removed, before, self._size(), made)
 
     def _compact_files(self) -> tuple[int, int, int]:

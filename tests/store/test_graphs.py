@@ -256,7 +256,7 @@ def test_compact_takes_over_what_the_background_makes(tmp_path, monkeypatch):
     def slowly(self: Any, table: Any, *, threads: int) -> None:
         add(self, table, threads=threads)
         begun.set()
-        while threads == 1 and not maintenance._taken_over:
+        while threads == 1 and not maintenance._takers:
             pass
 
     monkeypatch.setattr(hnsw.Faiss, "add", slowly)
@@ -266,6 +266,38 @@ def test_compact_takes_over_what_the_background_makes(tmp_path, monkeypatch):
         maintenance.work(1_800_000_000_000_000)
         assert begun.wait(60)
         monkeypatch.setattr("memcore.store.maintenance.THREADS", 2)
+        assert mem.compact().indexed == 3 * ROWS
+        assert made(mem) == [3 * ROWS]
+
+
+def test_compact_makes_them_also_where_the_background_begins_meanwhile(tmp_path, monkeypatch):
+    """It used to begin anew between the wait for it and the making, and compact then made none."""
+    building, go_on = threading.Event(), threading.Event()
+    build = graphs.build
+
+    def built(*how: Any, threads: int, **more: Any) -> Any:
+        if threads == 1:
+            building.set()
+            go_on.wait(60)
+        return build(*how, threads=threads, **more)
+
+    with filled(tmp_path) as mem:
+        maintenance = mem._engine.directory.maintenance
+        making = maintenance._make_graphs
+
+        def beside(threads: int, *how: Any) -> int:
+            if threads == 1:
+                return making(threads, *how)
+            maintenance._make_graphs_apart()
+            while maintenance._grapher.is_alive() and not building.is_set():
+                pass
+            try:
+                return making(threads, *how)
+            finally:
+                go_on.set()
+
+        monkeypatch.setattr(graphs, "build", built)
+        monkeypatch.setattr(maintenance, "_make_graphs", beside)
         assert mem.compact().indexed == 3 * ROWS
         assert made(mem) == [3 * ROWS]
 
