@@ -23,6 +23,8 @@ from itertools import pairwise
 
 import Stemmer
 
+from memcore.text import WORD, by_script, dense, normal
+
 LANGUAGES = ("english", "portuguese", "spanish")  # Snowball's names; the first one where nothing tells
 # Words of a few letters that are common in one of them, and less so in the others.
 _ENGLISH = (
@@ -45,21 +47,16 @@ for _code, _words in enumerate((_ENGLISH, _PORTUGUESE, _SPANISH)):
     for _word in _words.split():
         _TOLD_BY.setdefault(_word, []).append(_code)
 # Runs of letters and digits, with what joins the parts of an identifier.
-_TOKENS = re.compile(r"[^\W_]+(?:[-._/:@+#]+[^\W_]+)*")
-_PARTS = re.compile(r"[^\W_]+")
+_TOKENS = re.compile(rf"{WORD}(?:[-._/:@+#]+{WORD})*")
+_PARTS = re.compile(WORD)
 _SEAMS = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=\d)(?=[^\W\d_])|(?<=[^\W\d_])(?=\d)")  # camelCase, db01
-# Scripts that write no spaces between words, and Hangul, whose words take endings.
-_DENSE = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u3130-\u318f"
-    "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+"
-)
 _CACHED = 65_536  # tokens: about 20 MB
 _LONGEST = 64  # characters of a token that is kept in mind; a longer one is a blob, and hardly comes again
 
 
 def terms(text: str) -> tuple[list[int], int]:
     """The terms of a text that is stored, each as often as it stands there; and its language, of `LANGUAGES`."""
-    text = _normal(text)
+    text = normal(text)
     tokens = _TOKENS.findall(text)
     code = _language(tokens, text)
     found: list[int] = []
@@ -72,7 +69,7 @@ def terms(text: str) -> tuple[list[int], int]:
 def asked(text: str, languages: Sequence[int]) -> list[tuple[int, ...]]:
     """What a question asks for: groups of terms, any one of which will do. `languages` are those of stored texts."""
     groups: dict[tuple[int, ...], None] = {}
-    for token in _TOKENS.findall(_normal(text)):
+    for token in _TOKENS.findall(normal(text)):
         for several in zip(*(_read(token, code) for code in languages or (0,)), strict=True):
             groups[tuple(dict.fromkeys(form for forms in several for form in forms))] = None
     return list(groups)
@@ -88,10 +85,6 @@ def bare(word: str) -> str:
     if word.isascii():
         return word
     return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
-
-
-def _normal(text: str) -> str:
-    return text if text.isascii() else unicodedata.normalize("NFKC", text)
 
 
 def _language(tokens: Sequence[str], text: str) -> int:
@@ -112,11 +105,11 @@ def _read(token: str, code: int) -> tuple[tuple[int, ...], ...]:
 
 def _read_anew(token: str, code: int) -> tuple[tuple[int, ...], ...]:
     said: list[tuple[int, ...]] = []
-    pieces = [piece for part in _PARTS.findall(token) for piece in _by_script(part)]
+    pieces = [piece for part in _PARTS.findall(token) for piece in by_script(part)]
     if len(pieces) > 1:
         said.append((term("=" + bare(token.casefold())),))
     for piece in pieces:
-        if _DENSE.match(piece):
+        if dense(piece):
             said += ((term("-" + gram),) for gram in _grams(piece))
             continue
         parts = [part for part in _SEAMS.split(piece) if part]
@@ -127,18 +120,6 @@ def _read_anew(token: str, code: int) -> tuple[tuple[int, ...], ...]:
 
 
 _kept = lru_cache(_CACHED)(_read_anew)
-
-
-def _by_script(part: str) -> Iterator[str]:
-    """Pieces of one kind of script each."""
-    at = 0
-    for found in _DENSE.finditer(part):
-        if found.start() > at:
-            yield part[at : found.start()]
-        yield found.group()
-        at = found.end()
-    if at < len(part):
-        yield part[at:]
 
 
 def _grams(piece: str) -> Iterator[str]:

@@ -68,7 +68,7 @@ def test_white_space_says_nothing_and_emoji_say_something(embedder):
     got = embedder.embed(["", "   ", "\n\t\u00a0\u2003", "👍", "👍 👍", "🎉"])
     assert not got[:3].any()
     assert got[3].any()
-    assert (got[3] == got[4]).all()
+    assert np.abs(got[3] - got[4]).max() < 1e-6
     assert got[3] @ got[5] < 0.9
 
 
