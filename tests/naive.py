@@ -113,18 +113,25 @@ def norm(vector: npt.NDArray[Any]) -> float:
 
 
 def bm25(
-    rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], k1: float = 0.9, b: float = 0.4
+    rows: Sequence[Sequence[int]],
+    groups: Sequence[tuple[Sequence[int], float]],
+    lengths: Sequence[int] | None = None,
+    k1: float = 0.9,
+    b: float = 0.4,
 ) -> list[float]:
-    """BM25 of rows, lists of terms, for groups of terms of which any will do, over the most that a row could have."""
-    n, mean = len(rows), max(sum(map(len, rows)) / max(len(rows), 1), 1.0)
+    """BM25 of rows, lists of terms, for groups of terms of which any will do, each with a weight, over the most that a
+    row could have. `lengths` are those of the rows, if not all of their terms make them longer.
+    """
+    lengths = list(map(len, rows)) if lengths is None else lengths
+    n, mean = len(rows), max(sum(lengths) / max(len(rows), 1), 1.0)
     scores, most = [0.0] * n, 0.0
-    for group in groups:
+    for group, weight in groups:
         often = [max((row.count(term) for term in group), default=0) for row in rows]
         df = sum(f > 0 for f in often)
-        idf = math.log1p((n - df + 0.5) / (df + 0.5))
+        idf = weight * math.log1p((n - df + 0.5) / (df + 0.5))
         most += idf * (k1 + 1)
         for place, f in enumerate(often):
-            scores[place] += idf * f * (k1 + 1) / (f + k1 * (1 - b + b * len(rows[place]) / mean)) if f else 0.0
+            scores[place] += idf * f * (k1 + 1) / (f + k1 * (1 - b + b * lengths[place] / mean)) if f else 0.0
     return [score / most if most else 0.0 for score in scores]
 
 

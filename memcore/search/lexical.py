@@ -34,8 +34,8 @@ def matches(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
     n = sum(int(np.count_nonzero(allowed)) for _, _, allowed in parts)
     if not groups or not n:
         return scores
-    terms = np.array([term for group in groups for term in group], np.uint64)
-    heads = np.cumsum([0, *map(len, groups)])
+    terms = np.array([term for group in groups for term in group.terms], np.uint64)
+    heads = np.cumsum([0, *(len(group.terms) for group in groups)])
     most = [np.zeros(len(allowed), np.int32) for _, _, allowed in parts]
     lists = [[_found(chunk, terms) for chunk in chunks] for _, chunks, _ in parts]
     found, total = np.zeros(len(groups), np.int64), 0
@@ -44,7 +44,7 @@ def matches(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
             lexical.count_rows(chunk.rows, begins, ends, heads, allowed, room, found)
             here = allowed[chunk.first : chunk.first + chunk.n]
             total += int(chunk.lengths[: len(here)] @ here.astype(np.int64))
-    idf = np.log1p((n - found + 0.5) / (found + 0.5))
+    idf = np.log1p((n - found + 0.5) / (found + 0.5)) * np.array([group.weight for group in groups])
     for (part, chunks, allowed), mine, room in zip(parts, lists, most, strict=True):
         for chunk, (begins, ends) in zip(chunks, mine, strict=True):
             lexical.add_scores(

@@ -28,7 +28,7 @@ U64 = npt.NDArray[np.uint64]
 
 class Chunk(NamedTuple):
     """Of `n` rows from `first` on: the terms, rising; of each the postings from `starts[i]` to `starts[i + 1]`, by
-    rising rows; and of each row how many terms it has.
+    rising rows; and of each row how many terms its text has.
     """
 
     first: int
@@ -44,17 +44,19 @@ class Chunk(NamedTuple):
         return sum(int(array.nbytes) for array in (self.terms, self.starts, self.rows, self.counts, self.lengths))
 
 
-def made(first: int, texts: Sequence[str]) -> Chunk:
-    """The chunk of rows with these texts."""
+def made(first: int, texts: Sequence[str], times: Sequence[int]) -> Chunk:
+    """The chunk of rows with these texts and event times. Their dates don't make rows longer."""
     found: list[int] = []
     lengths = np.empty(len(texts), np.int32)
-    languages = set()
-    for place, text in enumerate(texts):
+    languages, more = set(), 0
+    for place, (text, time) in enumerate(zip(texts, times, strict=True)):
         terms, code = words.terms(text)
         found += terms
-        lengths[place] = len(terms)
+        calendar = words.of_date(time)
+        found += calendar
+        lengths[place], more = len(terms), len(calendar)
         languages.add(code)
-    rows = np.repeat(np.arange(first, first + len(texts), dtype=np.int32), lengths)
+    rows = np.repeat(np.arange(first, first + len(texts), dtype=np.int32), lengths + more)
     return _sorted(first, np.array(found, np.uint64), rows, np.ones(len(rows), np.int32), lengths, frozenset(languages))
 
 
@@ -85,7 +87,9 @@ def reached(chunks: tuple[Chunk, ...], segment: Segment, upto: int) -> tuple[Chu
     done = _rows(chunks)
     if done >= upto:
         return chunks
-    grown = [*chunks, made(done, segment.view().texts_at("content", np.arange(done, upto)).to_pylist())]
+    view = segment.view()
+    texts = view.texts_at("content", np.arange(done, upto)).to_pylist()
+    grown = [*chunks, made(done, texts, view.columns["event_time"][done:upto].tolist())]
     while len(grown) > 1 and grown[-2].n <= 2 * grown[-1].n:
         grown[-2:] = [_joined(*grown[-2:])]
     return tuple(grown)

@@ -56,7 +56,9 @@ def test_counts_and_scores_are_the_twins(rows, groups, cut, data):
     assert not most.any()
     assert scores[allowed == 0].tolist() == [0.0] * int((allowed == 0).sum())
     if groups and standing:
-        assert scores[allowed != 0] / (idf.sum() * (K1 + 1)) == pytest.approx(naive.bm25(standing, groups), abs=1e-12)
+        assert scores[allowed != 0] / (idf.sum() * (K1 + 1)) == pytest.approx(
+            naive.bm25(standing, [(group, 1.0) for group in groups]), abs=1e-12
+        )
 
 
 def test_by_hand():

@@ -54,7 +54,9 @@ def first(scope: Any, query: str) -> str:
 def expected(texts: list[str], query: str) -> dict[str, float]:
     read = [words.terms(text) for text in texts]
     groups = words.asked(query, sorted({code for _, code in read}))
-    return dict(zip(texts, naive.bm25([terms for terms, _ in read], groups), strict=True))
+    dated = [[*terms, *words.of_date(int(NOW * 1e6))] for terms, _ in read]
+    scores = naive.bm25(dated, groups, [len(terms) for terms, _ in read])
+    return dict(zip(texts, scores, strict=True))
 
 
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map(" ".join), max_size=40, unique=True)
