@@ -206,7 +206,7 @@ def remember(
 @kinds_option
 @where_option
 @click.option(
-    "--relevance", type=click.Choice(RELEVANCES), default="cosine", show_default=True,
+    "--relevance", type=click.Choice(RELEVANCES), default="hybrid", show_default=True,
     help="By vectors, by words (BM25), or by both and the turns beside.",
 )  # fmt: skip
 @click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
@@ -634,8 +634,12 @@ def reembed(ctx: click.Context, embedder: str, as_json: bool) -> None:
 )
 @click.option("--k", "ks", default="5,10,25,50", show_default=True, help="Where recall is measured.")
 @click.option("--embedder", type=click.Choice(EMBEDDERS), help="Default: the one before the verb, or else static.")
-@click.option("--relevance", type=click.Choice(RELEVANCES), default="cosine", show_default=True)
-@click.option("--weights", help="alpha,beta,gamma of relevance, recency and importance; default 0.5,0.3,0.2.")
+@click.option("--relevance", type=click.Choice(RELEVANCES), help="Default: hybrid.")
+@click.option("--compare", help="Several relevances side by side, such as cosine,lexical,hybrid; the first in detail.")
+@click.option(
+    "--weights", default="1,0,0", show_default=True,
+    help="alpha,beta,gamma of relevance, recency and importance: relevance alone, as evidence is of any age.",
+)  # fmt: skip
 @click.option("--decay-rate", help="Per hour, or a preset: default, focused, balanced, lasting.")
 @click.option("--answers", type=FilePath(), help="Write what was retrieved, one JSON line a question.")
 @click.option("--report", type=FilePath(), help="Write the report: .md or .json.")
@@ -644,9 +648,9 @@ def reembed(ctx: click.Context, embedder: str, as_json: bool) -> None:
 @as_json
 @click.pass_context
 def replay(
-    ctx: click.Context, trace: str, format_: str, ks: str, embedder: str | None, relevance: str, weights: str | None,
-    decay_rate: str | None, answers: Path | None, report: Path | None, store: Path | None, limit: int | None,
-    as_json: bool,
+    ctx: click.Context, trace: str, format_: str, ks: str, embedder: str | None, relevance: str | None,
+    compare: str | None, weights: str, decay_rate: str | None, answers: Path | None, report: Path | None,
+    store: Path | None, limit: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Play a recorded TRACE through memcore and report how well and how fast it remembered.
 
@@ -656,6 +660,12 @@ def replay(
 
     if report is not None and report.suffix not in (".md", ".json"):
         raise click.UsageError(f"--report {report}: end the name in .md or .json")
+    if relevance is not None and compare is not None:
+        raise click.UsageError("--relevance and --compare both say what is asked: pass one of them")
+    several = [name.strip() for name in (compare or relevance or "hybrid").split(",")]
+    for name in several:
+        if name not in RELEVANCES:
+            raise click.UsageError(f"--compare {compare}: {name!r} is none of {', '.join(RELEVANCES)}")
     _check_outputs(_trace_path(trace), answers, report)
     place: Place = ctx.obj
     embedder = embedder or place.embedder
@@ -664,7 +674,7 @@ def replay(
     if store is None and ctx.parent is not None and _given(ctx.parent, "store"):
         store = place.store  # not that of MEMCORE_STORE: a replay does not go into one's own memory unasked
     traces = loaders.load(_trace_path(trace), format_, limit=limit)
-    settings = runner.Settings(_whole_numbers(ks), relevance, _weights(weights), _rate(decay_rate))
+    settings = runner.Settings(_whole_numbers(ks), several[0], _weights(weights), _rate(decay_rate), tuple(several))
     with memcore.open(store, embedder=embedder) as mem, _progress("replay") as progress:
         told, given = runner.play(traces, mem, settings, progress=progress)
     if answers is not None:
@@ -884,7 +894,7 @@ def _hit_lines(hits: Any) -> str:
         named = f"{hit.key}: " if hit.key else ""
         lines.append(f"{rank:3}. {hit.total_score:.4f}  {named}{_one_line(hit.content)}")
         lines.append(
-            f"     {'similarity' if hit.semantic_similarity == hit.relevance_component else 'words'} "
+            f"     {'similarity' if hit.semantic_similarity == hit.relevance_component else 'relevance'} "
             f"{hit.relevance_component:.3f}, "
             f"recency {hit.recency_component:.3f} ({_age(hit.age_hours)}), "
             f"importance {hit.importance_component:.2f}; {hit.kind}, {hit.id}"

@@ -336,7 +336,7 @@ class Scope:
         weights: Any = None,
         decay_rate: float | str | None = None,
         half_life: Any = None,
-        relevance: str = "cosine",
+        relevance: str = "hybrid",
         min_similarity: float | None = None,
         min_score: float | None = None,
         tiers: str | Sequence[str] = HOT,
@@ -349,11 +349,13 @@ class Scope:
         answers as the memory stood at that moment (and counts ages to it). Ties: newer event time, then lower id.
         Without `kinds` it looks among what happened and what is known, not among procedures and the live conversation.
 
-        `relevance` is the "cosine" of vectors; or "lexical": BM25 of the query's words over the most that any row could
-        have, in [0, 1], in a store with an embedder or without; or "hybrid": both and what a turn's neighbours in its
-        session add, in [0, 1] (`memcore.search.relevance` has the formula). Words are found in another case, without
-        their accents, by their stem (English, Portuguese, Spanish), and inside identifiers; scripts without spaces by
-        characters.
+        `relevance` is "hybrid": the cosine, about what all rows have in common, the query's words, the time that it
+        names and what a turn's neighbours in its session add, in [0, 1] (`memcore.search.relevance` has the formula).
+        "lexical" is the words alone: BM25 over the most that any row could have, in [0, 1]. "cosine" is the plain
+        cosine of query and row. Words are found in another case, without their accents, by their stem (English,
+        Portuguese, Spanish), and inside identifiers; scripts without spaces by characters; events by the names of their
+        dates. In a store without an embedder, hybrid goes without the cosine; of a `vector`, which has no words, it is
+        the cosine.
 
         `tiers=("hot", "cold")` searches what `prune` moved out too, by the same score, exactly; its files are read for
         that, and it is not counted as accessed.
@@ -368,7 +370,7 @@ class Scope:
         )
         from memcore.search import plan, result
 
-        if relevance != "cosine":
+        if relevance == "lexical" or (relevance == "hybrid" and query is not None):
             (hits,) = self._by_texts(_texts_of([query], vector), relevance, tiers, selection, condition, ask)
             return hits
         if query is None:
@@ -403,7 +405,7 @@ class Scope:
         weights: Any = None,
         decay_rate: float | str | None = None,
         half_life: Any = None,
-        relevance: str = "cosine",
+        relevance: str = "hybrid",
         min_similarity: float | None = None,
         min_score: float | None = None,
         tiers: str | Sequence[str] = HOT,
@@ -425,7 +427,7 @@ class Scope:
         )
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
-        if relevance != "cosine":
+        if relevance == "lexical" or (relevance == "hybrid" and queries is not None):
             texts = _texts_of(queries, vectors)
             shares = {self: range(len(texts))} if scopes is None else self._shared_out(scopes, len(texts))
             told: dict[int, Recall] = {}

@@ -17,12 +17,15 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from memcore import gate
 from memcore.errors import InvalidInput
 
 NDCG_DEPTH = 10
+_RESAMPLES = 2_000
 
 # Why a question does not count, in the order in which the reasons are tried.
 NOT_IN_TRACE = "labelled evidence is not in the trace"
@@ -53,14 +56,30 @@ class Answer:
     tokens_history: int | None = None
 
 
+class Interval(NamedTuple):
+    """Where 95 % of the means of resampled questions lie."""
+
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Means over `questions` questions; None where there are none."""
+    """Means over `questions` questions; None where there are none. `intervals` are those of the recalls."""
 
     questions: int
     recall: dict[int, float | None]  # by k, ascending
+    intervals: dict[int, Interval | None]
     mrr: float | None
     ndcg: float | None  # at NDCG_DEPTH
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How another setting differs from the first, question by question: means of recall at each k, with intervals."""
+
+    recall: dict[int, float | None]
+    intervals: dict[int, Interval | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +192,33 @@ def _reason(answer: Answer) -> str:
 def _scores(ks: tuple[int, ...], rows: list[tuple[float, ...]]) -> Scores:
     """Column means of `rows`: recall at each k, reciprocal rank, nDCG."""
     means = [_mean(column) for column in zip(*rows, strict=True)] if rows else [None] * (len(ks) + 2)
-    return Scores(len(rows), dict(zip(ks, means[:-2], strict=True)), means[-2], means[-1])
+    intervals = bootstrap([row[: len(ks)] for row in rows]) if rows else [None] * len(ks)
+    recall = dict(zip(ks, means[:-2], strict=True))
+    return Scores(len(rows), recall, dict(zip(ks, intervals, strict=True)), means[-2], means[-1])
+
+
+def bootstrap(rows: Sequence[Sequence[float]]) -> list[Interval]:
+    """The 95 % interval of each column's mean: percentiles of 2,000 means over rows drawn with replacement (Efron and
+    Tibshirani, 1993), with a fixed seed. Of one row it is that row.
+    """
+    columns = np.array(rows, np.float64)
+    n = len(columns)
+    rng = np.random.default_rng(0)
+    drawn = rng.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES) @ columns / n
+    low, high = np.percentile(drawn, (2.5, 97.5), axis=0)
+    return [Interval(*ends) for ends in zip(low.tolist(), high.tolist(), strict=True)]
+
+
+def difference(first: Sequence[Answer], other: Sequence[Answer], ks: Sequence[int]) -> Difference:
+    """How much more `other` recalls than `first`, whose answers are to the same questions in the same order."""
+    rows = [
+        [recall_at(b.retrieved, evidence, k) - recall_at(a.retrieved, evidence, k) for k in ks]
+        for a, b in zip(first, other, strict=True)
+        if (evidence := frozenset(a.evidence))
+    ]
+    means = [_mean(column) for column in zip(*rows, strict=True)] if rows else [None] * len(ks)
+    intervals = bootstrap(rows) if rows else [None] * len(ks)
+    return Difference(dict(zip(ks, means, strict=True)), dict(zip(ks, intervals, strict=True)))
 
 
 def _mean(values: Sequence[float]) -> float | None:

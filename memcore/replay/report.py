@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcore.replay.loaders import encodable
-from memcore.replay.metrics import NDCG_DEPTH, Evaluation, Percentiles, Scores, Tokens
+from memcore.replay.metrics import NDCG_DEPTH, Difference, Evaluation, Interval, Percentiles, Scores, Tokens
 
 TITLE = "memcore replay"
 _SHOWN = 20  # rows of a list that may be long; JSON has all of them
@@ -29,11 +29,22 @@ class TraceCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """What one of several relevances found, and how that differs from the first; None of the first itself."""
+
+    relevance: str
+    scores: Scores
+    difference: Difference | None
+    recall_s: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a replay measured. Times are seconds, sizes bytes.
 
     `settings` holds what the replay ran with, as JSON values. `write_s` are the times of the write commits, `recall_s`
-    those of the recalls, one a question. `rows_per_second` is events written over the time spent writing them.
+    those of the recalls, one a question. `compared` has all relevances that were asked, if several were.
+    `rows_per_second` is events written over the time spent writing them.
     `tokens_k` is the k whose hits `tokens` counts. `problems` is what the loaders and the runner had to repair, skip or
     guess. `elapsed_s` is the whole replay, loading included.
     """
@@ -43,6 +54,7 @@ class Report:
     evaluation: Evaluation
     write_s: Percentiles
     recall_s: Percentiles
+    compared: Sequence[Compared]
     rows_per_second: float | None
     bytes_on_disk: int | None
     bytes_in_memory: int | None
@@ -60,6 +72,7 @@ class Report:
         sections = (
             self._heading(),
             self._retrieval(),
+            self._compared(),
             self._speed(),
             self._size(),
             self._settings(),
@@ -92,11 +105,38 @@ class Report:
         lines += [
             "R@k: the share of a question's evidence among its first k retrieved. MRR: 1 / rank of the first evidence",
             f"among the {found.depth:,} retrieved at most. nDCG@{NDCG_DEPTH}: binary gain.",
+            "In brackets: the 95 % interval, by bootstrap over questions.",
             "",
             _row("category", "questions", *(f"R@{k}" for k in found.ks), "MRR", f"nDCG@{NDCG_DEPTH}"),
             _rule(1, len(found.ks) + 3),
             *(_scores_row(name, scores) for name, scores in found.categories.items() if len(found.categories) > 1),
             _scores_row("**all**", found.overall, escape=False),
+        ]
+        return lines
+
+    def _compared(self) -> list[str]:
+        if not self.compared:
+            return []
+        ks = self.evaluation.ks
+        lines = [
+            "## Compared",
+            "",
+            _row("relevance", *(f"R@{k}" for k in ks), "MRR", f"nDCG@{NDCG_DEPTH}", "recall p50 ms"),
+            _rule(1, len(ks) + 3),
+        ]
+        for each in self.compared:
+            means = (*each.scores.recall.values(), each.scores.mrr, each.scores.ndcg)
+            lines.append(_row(each.relevance, *(_number(mean, ".3f") for mean in means), _ms(each.recall_s.p50)))
+        first = self.compared[0].relevance
+        lines += ["", f"Beside {first}, question by question, with the 95 % interval:", ""]
+        lines += [_row("relevance", *(f"R@{k}" for k in ks)), _rule(1, len(ks))]
+        lines += [
+            _row(
+                each.relevance,
+                *(_with_interval(each.difference.recall[k], each.difference.intervals[k], "+.3f") for k in ks),
+            )
+            for each in self.compared
+            if each.difference is not None
         ]
         return lines
 
@@ -187,10 +227,14 @@ def _rule(left: int, right: int) -> str:
 
 
 def _scores_row(name: str, scores: Scores, *, escape: bool = True) -> str:
-    figures = (*scores.recall.values(), scores.mrr, scores.ndcg)
-    return _row(
-        _cell(name) if escape else name, f"{scores.questions:,}", *(_number(figure, ".3f") for figure in figures)
-    )
+    recalls = [_with_interval(scores.recall[k], scores.intervals[k], ".3f") for k in scores.recall]
+    others = [_number(figure, ".3f") for figure in (scores.mrr, scores.ndcg)]
+    return _row(_cell(name) if escape else name, f"{scores.questions:,}", *recalls, *others)
+
+
+def _with_interval(mean: float | None, interval: Interval | None, form: str) -> str:
+    ends = "" if interval is None else f" [{_number(interval.low, form)}, {_number(interval.high, form)}]"
+    return _number(mean, form) + ends
 
 
 def _number(value: float | None, form: str) -> str:

@@ -20,7 +20,7 @@ from memcore.agent.working import estimate_tokens
 from memcore.clock import to_datetime
 from memcore.errors import InvalidInput, MemcoreError
 from memcore.replay import metrics
-from memcore.replay.report import Report, TraceCount
+from memcore.replay.report import Compared, Report, TraceCount
 from memcore.replay.trace import Event, Question, Trace
 from memcore.store.files import bytes_in
 
@@ -36,12 +36,16 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the memory is asked. `weights` and `decay_rate` None: the store's own."""
+    """How the memory is asked. `weights` and `decay_rate` None: the store's own. The weights are those of relevance
+    alone by default, since what answers a question of a trace is of any age. `compare` names other relevances that are
+    asked the same.
+    """
 
     ks: tuple[int, ...] = DEFAULT_KS
-    relevance: str = "cosine"
-    weights: tuple[float, float, float] | None = None
+    relevance: str = "hybrid"
+    weights: tuple[float, float, float] | None = (1.0, 0.0, 0.0)
     decay_rate: float | str | None = None
+    compare: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ class _Life:
     owner: dict[str, str]  # record id -> the event that its standing version tells
     tokens: int
     write_s: list[float]
-    answers: list[metrics.Answer]
+    answers: dict[str, list[metrics.Answer]]  # by relevance
     problems: list[str]
 
 
@@ -76,6 +80,7 @@ def play(
         settings.relevance,
         None if settings.weights is None else config.weights(settings.weights),
         settings.decay_rate,
+        settings.compare,
     )
     total = sum(len(trace.events) + len(trace.questions) for trace in traces)
     done = itertools.count(1)
@@ -87,14 +92,21 @@ def play(
             if isinstance(step, Event):
                 _write(life, step)
             elif isinstance(step, Question):
-                _ask(life, step)
+                for relevance in life.answers:
+                    _ask(life, step, relevance)
             else:
                 _hang_up(life, *step)
                 continue
             progress(next(done), total, trace.name)
-        life.answers.sort(key=lambda answer: answer.question_index)
-    answers = [answer for life in lives for answer in life.answers]
-    return _report(lives, answers, settings, mem, time.perf_counter() - started), answers
+        for given in life.answers.values():
+            given.sort(key=lambda answer: answer.question_index)
+    answers = {name: [answer for life in lives for answer in life.answers[name]] for name in _relevances(settings)}
+    return _report(lives, answers, settings, mem, time.perf_counter() - started), answers[settings.relevance]
+
+
+def _relevances(settings: Settings) -> list[str]:
+    """All that are asked, each once."""
+    return list(dict.fromkeys((settings.relevance, *settings.compare)))
 
 
 def _steps(trace: Trace) -> Iterator[Event | Question | tuple[str, str, int]]:
@@ -126,8 +138,9 @@ def _begin(trace: Trace, mem: Memory, settings: Settings) -> _Life:
             "empty directory, or without --store"
         )
     return _Life(
-        trace, mem, settings, reader, {}, {}, 0, [], [], [f"{trace.name}: {problem}" for problem in trace.problems]
-    )
+        trace, mem, settings, reader, {}, {}, 0, [], {name: [] for name in _relevances(settings)},
+        [f"{trace.name}: {problem}" for problem in trace.problems],
+    )  # fmt: skip
 
 
 def _write(life: _Life, event: Event) -> None:
@@ -160,7 +173,7 @@ def _hang_up(life: _Life, session_id: str, agent_role: str, at: int) -> None:
     life.writers[session_id, agent_role].end_session(now=to_datetime(at))
 
 
-def _ask(life: _Life, question: Question) -> None:
+def _ask(life: _Life, question: Question, relevance: str) -> None:
     settings = life.settings
     moment = question.time if question.time is not None else life.trace.events[-1].time if life.trace.events else 0
     hits: Sequence[Hit] = ()
@@ -169,7 +182,7 @@ def _ask(life: _Life, question: Question) -> None:
         hits = life.reader.recall(
             question.question,
             k=max(settings.ks[-1], metrics.NDCG_DEPTH),
-            relevance=settings.relevance,
+            relevance=relevance,
             weights=settings.weights,
             decay_rate=settings.decay_rate,
             now=to_datetime(moment),
@@ -177,7 +190,7 @@ def _ask(life: _Life, question: Question) -> None:
     except InvalidInput as fault:
         life.problems.append(f"{life.trace.name}: question {question.index} could not be asked: {fault}")
     took = time.perf_counter() - begun
-    life.answers.append(
+    life.answers[relevance].append(
         metrics.Answer(
             trace=life.trace.name,
             question_index=question.index,
@@ -200,8 +213,9 @@ def tokens_k(ks: Sequence[int]) -> int:
 
 
 def _report(
-    lives: Sequence[_Life], answers: Sequence[metrics.Answer], settings: Settings, mem: Memory, elapsed_s: float
+    lives: Sequence[_Life], every: dict[str, list[metrics.Answer]], settings: Settings, mem: Memory, elapsed_s: float
 ) -> Report:
+    answers = every[settings.relevance]
     write_s = [seconds for life in lives for seconds in life.write_s]
     stats = mem.stats()
     rate = config.decay(settings.decay_rate, None, stats["decay_rate"])
@@ -217,7 +231,17 @@ def _report(
         },
         evaluation=metrics.evaluate(answers, settings.ks),
         write_s=metrics.percentiles(write_s),
-        recall_s=metrics.percentiles([a.latency_s for a in answers if a.latency_s is not None]),
+        recall_s=_recall_s(answers),
+        compared=[
+            Compared(
+                name,
+                metrics.evaluate(given, settings.ks).overall,
+                None if name == settings.relevance else metrics.difference(answers, given, settings.ks),
+                _recall_s(given),
+            )
+            for name, given in every.items()
+            if len(every) > 1
+        ],
         rows_per_second=len(write_s) / sum(write_s) if write_s else None,
         bytes_on_disk=bytes_in(Path(stats["path"])) if stats["path"] else None,
         bytes_in_memory=stats["bytes_in_memory"],
@@ -226,3 +250,7 @@ def _report(
         problems=[problem for life in lives for problem in life.problems],
         elapsed_s=elapsed_s,
     )
+
+
+def _recall_s(answers: Sequence[metrics.Answer]) -> metrics.Percentiles:
+    return metrics.percentiles([answer.latency_s for answer in answers if answer.latency_s is not None])

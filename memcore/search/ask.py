@@ -25,7 +25,7 @@ class Ask(NamedTuple):
 class Found(NamedTuple):
     """The best rows in order: float64 scores and int64 positions `(m,)`, m <= k, and what finding them took: `counted`
     as of `memcore_kernels.scan.COUNTED`. `parts`, float64 `(m,)` each: where something else stood in place of the
-    similarity, that relevance, how well the words match, and what neighbours add.
+    similarity, that relevance and what it is made of (`relevance.Parts`).
     """
 
     scores: npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from memcore.gate import KINDS
 from memcore.store import postings, words
-from memcore.store.snapshot import EVERY, Selection, Snapshot
+from memcore.store.snapshot import EVERY, Masks, Selection, Snapshot
 from memcore_kernels import lexical
 
 K1, B = 0.9, 0.4  # Lucene's and Anserini's for passages; longer rows are told apart less by their length
@@ -21,12 +21,16 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 
+def standing(snapshot: Snapshot, as_of: int | None) -> Masks:
+    """All that stands in the scope, whatever is asked for: what tells how common something is."""
+    return snapshot.masks(Selection(frozenset(range(len(KINDS))), 0, as_of=as_of, expired=True))
+
+
 def matches(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
     """How well every row matches a query's words, float64 `(n,)` by position; 0 of what does not stand."""
-    standing = Selection(frozenset(range(len(KINDS))), 0, as_of=as_of, expired=True)
     parts = [
         (part, postings.of(part.segment, part.n), np.ones(part.n, np.uint8) if mask is EVERY else mask)
-        for part, mask in zip(snapshot.parts, snapshot.masks(standing), strict=True)
+        for part, mask in zip(snapshot.parts, standing(snapshot, as_of), strict=True)
     ]
     scores = np.zeros(snapshot.rows())
     languages = sorted(set().union(*(chunk.languages for _, chunks, _ in parts for chunk in chunks)))

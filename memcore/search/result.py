@@ -29,9 +29,10 @@ F32 = npt.NDArray[np.float32]
 class Hit:
     """One recalled memory. The components are before weighting, in [0, 1] (the similarity [-1, 1]); ages in hours.
 
-    `relevance_component` is what alpha was multiplied with: the similarity; with relevance="lexical" how well the words
-    match; with "hybrid" what both and `activation`, what neighbouring turns add, make. Each is in [0, 1], and 0.0 where
-    it was not looked at, as the similarity is with "lexical".
+    `relevance_component` is what alpha was multiplied with: with relevance="hybrid" what `likeness` (the similarity
+    about the mean of all that stands in the scope), `lexical` (how well the words match), `temporal` (how near the
+    event is to a time that the question names) and `activation` (what neighbouring turns add) make; with "lexical" that
+    alone, with "cosine" the similarity. Each is in [0, 1], and 0.0 where it was not looked at.
     """
 
     id: str
@@ -54,7 +55,9 @@ class Hit:
     level: int
     seq: int
     relevance_component: float
+    likeness: float = 0.0
     lexical: float = 0.0
+    temporal: float = 0.0
     activation: float = 0.0
 
     @property

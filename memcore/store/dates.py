@@ -33,33 +33,12 @@ SHORT_MONTHS = {name: month for month, names in enumerate(_SHORT_MONTHS, 1) for 
 WEEKDAYS = {name: day for day, names in enumerate(_WEEKDAYS) for name in names.split()}
 SHORT_WEEKDAYS = {name: day for day, name in enumerate(_SHORT_WEEKDAYS)}
 _OTHER_WORDS = {"may", "march", "marco"}  # besides months
-_BEFORE_MONTHS = frozenset(
-    [
-        "in",
-        "since",
-        "until",
-        "till",
-        "by",
-        "during",
-        "last",
-        "next",
-        "this",
-        "early",
-        "late",
-        "mid",
-        "em",
-        "desde",
-        "ate",
-        "durante",
-        "ultimo",
-        "proximo",
-        "este",
-        "en",
-        "hasta",
-    ]
+_LEADING = (
+    "in since until till by during last next this early late mid em desde ate durante ultimo proximo este en hasta",
+    "na nesta desta ultima proxima toda passada essa nessa",
 )
-_BEFORE_WEEKDAYS = frozenset(["na", "nesta", "desta", "ultima", "proxima", "toda", "passada", "essa", "nessa"])
-_BETWEEN = frozenset(["of", "the", "de", "do", "del"])
+_BEFORE_MONTHS, _BEFORE_WEEKDAYS = (frozenset(leading.split()) for leading in _LEADING)
+BETWEEN = frozenset(("of", "the", "de", "do", "del"))
 _ISO = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?")
 _SLASHED = re.compile(r"(\d{1,2})[/.](\d{1,2})[/.](\d{4})")
 _DAY = re.compile(r"(\d{1,2})(?:st|nd|rd|th|o|a)?")
@@ -139,6 +118,6 @@ def _number_beside(words: Sequence[str], i: int) -> bool:
 def _beside(words: Sequence[str], i: int, step: int) -> int | None:
     """The place of the next word that is not an "of"."""
     i += step
-    while 0 <= i < len(words) and words[i] in _BETWEEN:
+    while 0 <= i < len(words) and words[i] in BETWEEN:
         i += step
     return i if 0 <= i < len(words) else None

@@ -169,6 +169,7 @@ class Segment:
         "scanned",
         "sealed",
         "source",
+        "summed",
         "text_bytes",
         "worded",
     )
@@ -192,6 +193,8 @@ class Segment:
         self._view: View | None = None
         self.coded: Codes | None = None
         self.worded: Any = ()  # where which words stand: see `postings`
+        # of so many rows, the sum of the vectors, forgotten ones too: see `memcore_kernels.centre`
+        self.summed: tuple[int, npt.NDArray[np.int64]] | None = None
         self._index: dict[str, _Index] = {}  # by text column; made when it is first asked
 
     @classmethod
@@ -225,7 +228,7 @@ class Segment:
             self.text_bytes,
         )
         made.coded, made._index, made.derived, made.filtered = self.coded, self._index, self.derived, self.filtered
-        made.mapped_from, made.worded = self.mapped_from, self.worded
+        made.mapped_from, made.worded, made.summed = self.mapped_from, self.worded, self.summed
         return made
 
     def with_vectors(self, vectors: npt.NDArray[np.float32]) -> Segment:

@@ -126,6 +126,11 @@ def bare(word: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
 
 
+def language(text: str) -> int:
+    """Which of `LANGUAGES` a text is in, as of `normal`."""
+    return _language(_TOKENS.findall(text), text)
+
+
 def _language(tokens: Sequence[str], text: str) -> int:
     told = [0] * len(LANGUAGES)
     for token in tokens:
