@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memcore.memory import Memory, Scope
 
 KINDS = ("working", "episodic", "semantic", "procedural")
-EMBEDDERS = ("static", "hashed")
+EMBEDDERS = ("static", "hashed", "e5")
 OWN = "none"  # no embedder: vectors came with the rows
 RELEVANCES = ("cosine", "lexical", "hybrid")  # as in `memory`
 INDEXES = ("auto", "exact", "faiss", "hnswlib")  # as in `search.planner`, which a command that scores nothing spares
@@ -41,6 +41,28 @@ class FilePath(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         return value if isinstance(value, Path) else Path(os.fsdecode(value.encode("utf-8", "surrogateescape")))
+
+
+class EmbedderName(click.ParamType):  # type: ignore[type-arg]
+    """An embedder by its name, or by an address or a model behind it."""
+
+    name = "embedder"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in self.names or str(value).startswith(("http://", "https://", "sentence-transformers/")):
+            return str(value)
+        self.fail(
+            f"{value!r} is none of {', '.join(self.names)}, nor the URL of an embeddings API with #MODEL behind it, "
+            "nor sentence-transformers/MODEL",
+            param,
+            ctx,
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self.names)}|URL#MODEL|sentence-transformers/MODEL]"
 
 
 class Cli(click.Group):
@@ -125,7 +147,7 @@ class Place:
 @click.option("--session", help="Only this session; what is written goes into it.")
 @click.option("--role", help="Only this agent role; what is written gets it.")
 @click.option(
-    "--embedder", type=click.Choice((*EMBEDDERS, OWN)), default="static", show_default=True,
+    "--embedder", type=EmbedderName((*EMBEDDERS, OWN)), default="static", show_default=True,
     help="Texts to vectors; none for a store whose rows came with vectors of their own.",
 )  # fmt: skip
 @click.option("--index", type=click.Choice(INDEXES), default="auto", show_default=True, help="What may answer recall.")
@@ -615,7 +637,7 @@ def import_(ctx: click.Context, path: Path, format_: str | None, as_json: bool) 
 
 
 @main.command()
-@click.argument("embedder", type=click.Choice(EMBEDDERS))
+@click.argument("embedder", type=EmbedderName(EMBEDDERS))
 @as_json
 @click.pass_context
 def reembed(ctx: click.Context, embedder: str, as_json: bool) -> None:
@@ -633,7 +655,7 @@ def reembed(ctx: click.Context, embedder: str, as_json: bool) -> None:
     "--format", "format_", default="auto", show_default=True, help="jsonl, locomo, longmemeval, chat, git, parquet."
 )
 @click.option("--k", "ks", default="5,10,25,50", show_default=True, help="Where recall is measured.")
-@click.option("--embedder", type=click.Choice(EMBEDDERS), help="Default: the one before the verb, or else static.")
+@click.option("--embedder", type=EmbedderName(EMBEDDERS), help="Default: the one before the verb, or else static.")
 @click.option("--relevance", type=click.Choice(RELEVANCES), help="Default: hybrid.")
 @click.option("--compare", help="Several relevances side by side, such as cosine,lexical,hybrid; the first in detail.")
 @click.option(

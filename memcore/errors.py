@@ -90,5 +90,17 @@ class FormatTooNew(StoreError):
     """The file was written by a newer memcore."""
 
 
+class LLMError(MemcoreError):
+    """A model elsewhere did not do what it was asked, or answered with what it should not."""
+
+
+class LLMRefused(LLMError):
+    """It said no: the request, the key or the content is not accepted. To try again would not help."""
+
+
+class LLMUnavailable(LLMError):
+    """It could not be reached, or was too busy, as often as it was tried."""
+
+
 class MissingExtra(MemcoreError, ImportError):
     """An optional package is not installed; the message gives the pip command."""

@@ -11,17 +11,23 @@ from typing import TypeGuard
 
 from memcore import gate
 from memcore.embed.callable import CallableEmbedder
+from memcore.embed.e5 import E5Embedder
 from memcore.embed.hashed import HashedEmbedder
+from memcore.embed.http import HttpEmbedder
 from memcore.embed.protocol import Embedder, EmbedderSpec, Kind, Vectors
+from memcore.embed.sentence import SentenceTransformerEmbedder
 from memcore.embed.static import StaticEmbedder
 from memcore.errors import InvalidInput, MissingExtra
 
 __all__ = [
     "CallableEmbedder",
+    "E5Embedder",
     "Embedder",
     "EmbedderSpec",
     "HashedEmbedder",
+    "HttpEmbedder",
     "Kind",
+    "SentenceTransformerEmbedder",
     "StaticEmbedder",
     "Vectors",
     "name_of",
@@ -29,13 +35,21 @@ __all__ = [
     "resolve",
 ]
 
-_NAMED: dict[str, type[StaticEmbedder] | type[HashedEmbedder]] = {"static": StaticEmbedder, "hashed": HashedEmbedder}
+_NAMED: dict[str, type[StaticEmbedder] | type[HashedEmbedder] | type[E5Embedder]] = {
+    "static": StaticEmbedder, "hashed": HashedEmbedder, "e5": E5Embedder,
+}  # fmt: skip
+_OWN = (StaticEmbedder, HashedEmbedder, E5Embedder, HttpEmbedder, SentenceTransformerEmbedder, CallableEmbedder)
+_URL = ("http://", "https://")
+_SENTENCE = "sentence-transformers/"
 
 
 def resolve(spec: EmbedderSpec) -> Embedder:
     """The embedder that `spec` stands for.
 
-    - "static": a `StaticEmbedder`, wordllama's token vectors; "hashed": a `HashedEmbedder` of 256 dimensions.
+    - "static": a `StaticEmbedder`, wordllama's token vectors; "hashed": a `HashedEmbedder` of 256 dimensions; "e5": an
+      `E5Embedder`, a small sentence encoder.
+    - A URL with a model behind a `#`: an `HttpEmbedder`, for any server with OpenAI's embeddings API.
+    - "sentence-transformers/MODEL": a `SentenceTransformerEmbedder`.
     - One of memcore's own embedders: itself.
     - Another object with `name`, `dim`, `fingerprint` and `embed`: a `CallableEmbedder` around its `embed` with the
       other three, so that its results pass the gate like all that comes from outside.
@@ -46,7 +60,11 @@ def resolve(spec: EmbedderSpec) -> Embedder:
     if isinstance(spec, str):
         if spec in _NAMED:
             return _NAMED[spec]()
-    elif isinstance(spec, (StaticEmbedder, HashedEmbedder, CallableEmbedder)):
+        if spec.startswith(_URL):
+            return HttpEmbedder(spec)
+        if spec.startswith(_SENTENCE):
+            return SentenceTransformerEmbedder(spec.removeprefix(_SENTENCE))
+    elif isinstance(spec, _OWN):
         return spec
     elif not isinstance(spec, type):  # a class can be called, but it makes embedders and not rows
         if _is_embedder(spec):
@@ -54,8 +72,9 @@ def resolve(spec: EmbedderSpec) -> Embedder:
         if builtins.callable(spec):  # in this package `callable` is the submodule
             return CallableEmbedder(spec)
     raise InvalidInput(
-        f"embedder is {gate.shown(spec)}; allowed are 'static', 'hashed', an object with name, dim, fingerprint and "
-        "embed, or a callable that takes a list of texts and returns one row of numbers for each"
+        f"embedder is {gate.shown(spec)}; allowed are 'static', 'hashed', 'e5', the URL of an embeddings API with "
+        "#MODEL behind it, 'sentence-transformers/MODEL', an object with name, dim, fingerprint and embed, or a "
+        "callable that takes a list of texts and returns one row of numbers for each"
     )
 
 
