@@ -236,6 +236,8 @@ def remember(
 @click.option("--half-life", type=float, help="In hours, in place of a rate.")
 @click.option("--min-similarity", type=float)
 @click.option("--min-score", type=float)
+@click.option("--budget-tokens", type=int, help="As many as a prompt of so many tokens has room for, in place of -k.")
+@click.option("--prompt", is_flag=True, help="As a text for a language model.")
 @tiers_option
 @now_option
 @as_of_option
@@ -245,7 +247,8 @@ def remember(
 def recall(
     place: Place, query: str | None, k: int, kinds: Sequence[str], where: Sequence[str], relevance: str,
     weights: str | None, decay_rate: str | None, half_life: float | None, min_similarity: float | None,
-    min_score: float | None, tiers: str, now: str | None, as_of: str | None, explain: bool, as_json: bool,
+    min_score: float | None, budget_tokens: int | None, prompt: bool, tiers: str, now: str | None, as_of: str | None,
+    explain: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """The best memories for QUERY by relevance, recency and importance; without one, by the latter two."""
     with place.scope(embeds=query is not None and relevance != "lexical") as scope:
@@ -260,10 +263,14 @@ def recall(
             half_life=half_life,
             min_similarity=min_similarity,
             min_score=min_score,
+            budget_tokens=budget_tokens,
             tiers=tiers.split(","),
             now=_time(now, "--now"),
             as_of=_time(as_of, "--as-of"),
         )
+    if prompt:
+        _show({"prompt": hits.to_prompt()}, as_json, hits.to_prompt)
+        return
     if not explain:
         _show(list(hits), as_json, lambda: _hit_lines(hits))
         return
@@ -911,6 +918,8 @@ def _link_line(link: Any) -> str:
 
 
 def _hit_lines(hits: Any) -> str:
+    from memcore.search.prompt import age
+
     lines = []
     for rank, hit in enumerate(hits, 1):
         named = f"{hit.key}: " if hit.key else ""
@@ -918,7 +927,7 @@ def _hit_lines(hits: Any) -> str:
         lines.append(
             f"     {'similarity' if hit.semantic_similarity == hit.relevance_component else 'relevance'} "
             f"{hit.relevance_component:.3f}, "
-            f"recency {hit.recency_component:.3f} ({_age(hit.age_hours)}), "
+            f"recency {hit.recency_component:.3f} ({age(hit.age_hours)}), "
             f"importance {hit.importance_component:.2f}; {hit.kind}, {hit.id}"
         )
     return "\n".join(lines) or "nothing found"
@@ -968,9 +977,3 @@ def _losses(repair: Any) -> str:
 
 def _flat(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
-
-
-def _age(hours: float) -> str:
-    if hours < 1:
-        return f"{hours * 60:.0f} min ago"
-    return f"{hours:.0f} h ago" if hours < 48 else f"{hours / 24:.0f} days ago"

@@ -217,11 +217,15 @@ class Engine:
         parts = [self.embedder.embed(texts[i : i + EMBED_BATCH], kind) for i in range(0, len(texts), EMBED_BATCH)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def counted_tokens(self, text: str) -> int:
+        """What a text takes of a budget. Never called under the lock."""
+        return min(gate.count(self.count_tokens(text), "the result of count_tokens"), MOST_TOKENS)
+
     def tokens(self, texts: Sequence[str]) -> list[int]:
         """What each text takes of the working memory's budget, 0 without one. Never called under the lock."""
         if self.working.tokens is None:
             return [0] * len(texts)
-        return [min(gate.count(self.count_tokens(text), "the result of count_tokens"), MOST_TOKENS) for text in texts]
+        return [self.counted_tokens(text) for text in texts]
 
     def read(
         self,

@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # `search.exact` loads Numba, half a second that a first reca
 EPISODIC = KINDS.index("episodic")
 RECALLED = ("episodic", "semantic")
 RELEVANCES = ("cosine", "lexical", "hybrid")
+# How many hits a token budget is filled from: as many as fit if they are short, and some for what says the same.
+_SHORT_HIT, _LEAST_HITS, _MOST_HITS = 8, 64, 1024
 _RECALLED = frozenset(map(KINDS.index, RECALLED))
 HOT = ("hot",)
 F32 = npt.NDArray[np.float32]
@@ -339,6 +341,7 @@ class Scope:
         relevance: str = "hybrid",
         min_similarity: float | None = None,
         min_score: float | None = None,
+        budget_tokens: int | None = None,
         tiers: str | Sequence[str] = HOT,
     ) -> Recall:
         """The k best memories by alpha * relevance + beta * exp(-lambda * age) + gamma * importance: exact, best first.
@@ -357,6 +360,10 @@ class Scope:
         dates. In a store without an embedder, hybrid goes without the cosine; of a `vector`, which has no words, it is
         the cosine.
 
+        With `budget_tokens`, `k` is not looked at: it gives as many of the best as `.to_prompt()` has room for in so
+        many tokens, by the store's `count_tokens`. What says the same as a better one is left out, and counted by that
+        one's `count`.
+
         `tiers=("hot", "cold")` searches what `prune` moved out too, by the same score, exactly; its files are read for
         that, and it is not counted as accessed.
         """
@@ -366,8 +373,9 @@ class Scope:
         if query is not None and vector is not None:
             raise InvalidInput("recall got both a query and a vector; pass one of them")
         ask, selection, condition = self._asked(
-            k, kinds, where, now, as_of, weights, decay_rate, half_life, relevance, min_similarity, min_score
-        )
+            k, kinds, where, now, as_of, weights, decay_rate, half_life, relevance, min_similarity, min_score,
+            budget_tokens,
+        )  # fmt: skip
         from memcore.search import plan, result
 
         if relevance == "lexical" or (relevance == "hybrid" and query is not None):
@@ -389,6 +397,7 @@ class Scope:
         scanned = perf_counter()
         hits = result.hits(snapshot, found, asked, ask)
         hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
+        (hits,) = self._fitting([hits], ask)
         self._count_access([hits], selection, snapshot)
         return hits
 
@@ -408,6 +417,7 @@ class Scope:
         relevance: str = "hybrid",
         min_similarity: float | None = None,
         min_score: float | None = None,
+        budget_tokens: int | None = None,
         tiers: str | Sequence[str] = HOT,
         scopes: Sequence[Scope] | None = None,
     ) -> builtins.list[Recall]:
@@ -423,8 +433,9 @@ class Scope:
         if (queries is None) == (vectors is None):
             raise InvalidInput("recall_many takes queries or vectors; pass one of them")
         ask, selection, condition = self._asked(
-            k, kinds, where, now, as_of, weights, decay_rate, half_life, relevance, min_similarity, min_score
-        )
+            k, kinds, where, now, as_of, weights, decay_rate, half_life, relevance, min_similarity, min_score,
+            budget_tokens,
+        )  # fmt: skip
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
         if relevance == "lexical" or (relevance == "hybrid" and queries is not None):
@@ -474,6 +485,7 @@ class Scope:
         took = filtered - begun, scanned - filtered, perf_counter() - scanned
         for hits in many:
             hits.took = took
+        many = self._fitting(many, ask)
         self._count_access(many, selection, snapshot)
         return many
 
@@ -503,8 +515,15 @@ class Scope:
             hits = result.hits(snapshot, found, vector if snapshot.dim else None, ask)
             hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
             many.append(hits)
+        many = self._fitting(many, ask)
         self._count_access(many, selection, snapshot)
         return many
+
+    def _fitting(self, many: builtins.list[Recall], ask: Ask) -> builtins.list[Recall]:
+        """What of the hits a token budget has room for."""
+        if ask.budget is None:
+            return many
+        return [hits.within(ask.budget, self._engine.counted_tokens) for hits in many]
 
     def _shared_out(self, scopes: Any, n: int) -> dict[Scope, builtins.list[int]]:
         """Which of `n` queries each of the scopes is asked."""
@@ -1147,6 +1166,7 @@ class Scope:
         relevance: object,
         min_similarity: object,
         min_score: object,
+        budget_tokens: object,
     ) -> tuple[Ask, Selection, Where | All | None]:
         engine = self._engine
         gate.choice(relevance, "relevance", RELEVANCES)
@@ -1156,13 +1176,15 @@ class Scope:
                 "the total with min_score"
             )
         moment, then = self._moments(now, as_of)
+        budget = None if budget_tokens is None else gate.count(budget_tokens, "budget_tokens")
         ask = Ask(
-            k=gate.count(k, "k"),
+            k=gate.count(k, "k") if budget is None else min(max(budget // _SHORT_HIT, _LEAST_HITS), _MOST_HITS),
             weights=engine.weights if weights is None else config.weights(weights),
             decay_rate=config.decay(decay_rate, half_life, engine.decay_rate),
             now=moment,
             min_similarity=-np.inf if min_similarity is None else gate.least_score(min_similarity, "min_similarity"),
             min_score=-np.inf if min_score is None else gate.least_score(min_score, "min_score"),
+            budget=budget,
         )
         selection = self._selection(RECALLED if kinds is RECALLED else gate.kinds(kinds), moment, then)
         return ask, selection, None if where is None else compile_where(where)

@@ -25,6 +25,13 @@ def normal(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFKC", text)
 
 
+def bare(word: str) -> str:
+    """A word without its accents."""
+    if word.isascii():
+        return word
+    return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
+
+
 def dense(word: str) -> bool:
     """Whether a word begins in a script without spaces between words."""
     return _DENSE.match(word) is not None

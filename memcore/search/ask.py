@@ -12,7 +12,9 @@ from memcore.config import Weights
 
 
 class Ask(NamedTuple):
-    """What is asked for, in memcore's own form. `decay_rate` per hour, `now` in µs."""
+    """What is asked for, in memcore's own form. `decay_rate` per hour, `now` in µs. With a `budget`, of tokens, the k
+    best are those that it is filled from.
+    """
 
     k: int
     weights: Weights
@@ -20,6 +22,7 @@ class Ask(NamedTuple):
     now: int
     min_similarity: float = -np.inf
     min_score: float = -np.inf
+    budget: int | None = None
 
 
 class Found(NamedTuple):

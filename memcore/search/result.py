@@ -18,6 +18,7 @@ from memcore import ids
 from memcore.clock import HOUR, to_datetime
 from memcore.gate import KINDS
 from memcore.schema import TIMESTAMP, decimal
+from memcore.search import prompt
 from memcore.search.ask import Ask, Found
 from memcore.store.files import DAMAGE, damaged
 from memcore.store.snapshot import Snapshot
@@ -32,7 +33,8 @@ class Hit:
     `relevance_component` is what alpha was multiplied with: with relevance="hybrid" what `likeness` (the similarity
     about the mean of all that stands in the scope), `lexical` (how well the words match), `temporal` (how near the
     event is to a time that the question names) and `activation` (what neighbouring turns add) make; with "lexical" that
-    alone, with "cosine" the similarity. Each is in [0, 1], and 0.0 where it was not looked at.
+    alone, with "cosine" the similarity. Each is in [0, 1], and 0.0 where it was not looked at. `count` is of how many
+    hits that say the same this is the best, where a token budget has left the others out.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Hit:
     lexical: float = 0.0
     temporal: float = 0.0
     activation: float = 0.0
+    count: int = 1
 
     @property
     def cosine(self) -> float:
@@ -106,6 +109,25 @@ class Recall(Sequence[Hit]):
     @property
     def ids(self) -> list[str]:
         return [hit.id for hit in self._hits]
+
+    def within(self, budget: int, count: Callable[[str], int]) -> Recall:
+        """The best of these hits whose prompt takes at most `budget` tokens; see `memcore.search.prompt`."""
+        chosen = prompt.within(self._hits, budget, count)
+        places, seqs = [place for place, _ in chosen], self.seqs
+        found = self._found._replace(
+            scores=self._found.scores[places],
+            positions=self._found.positions[places],
+            parts=None if self._found.parts is None else tuple(part[places] for part in self._found.parts),
+        )
+        made = Recall([hit for _, hit in chosen], [seqs[place] for place in places], found, self._ask)
+        made.took = self.took
+        return made
+
+    def to_prompt(self) -> str:
+        """The hits as a text for a language model: one line each, with its age, kind and key. What looks like a tag is
+        escaped, and what is marked as untrusted is wrapped and said to be data.
+        """
+        return prompt.prompt(self._hits)
 
     def to_arrow(self) -> pa.Table:
         """One row a hit, in rank order: the fields of `Hit`, metadata as JSON text."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from memcore.clock import HOUR
 from memcore.store import dates, words
-from memcore.text import normal
+from memcore.text import bare, normal
 
 DAY = 24 * HOUR
 _UNITS = {
@@ -65,7 +65,7 @@ def spans(query: str, now: int) -> list[Span]:
     """The spans that a question names when it is asked at `now`, us; none, as a rule."""
     text = normal(query)
     tokens = _TOKENS.findall(text)
-    told = [words.bare(token.casefold()) for token in tokens]
+    told = [bare(token.casefold()) for token in tokens]
     try:
         today = datetime.date(1970, 1, 1) + datetime.timedelta(days=now // DAY)
         found = list(_dates(told, [token[0].isupper() for token in tokens], words.language(text), today))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import threading
-import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -27,7 +26,7 @@ from typing import NamedTuple
 import Stemmer
 
 from memcore.store import dates
-from memcore.text import WORD, by_script, dense, normal
+from memcore.text import WORD, bare, by_script, dense, normal
 
 LANGUAGES = ("english", "portuguese", "spanish")  # Snowball's names; the first one where nothing tells
 # Words of a few letters that are common in one of them, and less so in the others.
@@ -117,13 +116,6 @@ def of_date(event_time: int) -> tuple[int, ...]:
 def term(name: str) -> int:
     """The hash of a term."""
     return int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "little")
-
-
-def bare(word: str) -> str:
-    """A word without its accents."""
-    if word.isascii():
-        return word
-    return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
 
 
 def language(text: str) -> int:
