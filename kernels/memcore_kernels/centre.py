@@ -43,5 +43,24 @@ def likeness(vectors: F32, query: F32, shift: float, scale: float, out: F32) -> 
     summed in float32; where it is exactly 0, as of a row of zeros, nothing is alike.
     """
     for r in range(out.size):
-        product = np.float64(dot32(vectors[r], query))
-        out[r] = 0.0 if product == 0 else min(max((product - shift) * scale, 0.0), 1.0)
+        out[r] = _cut(dot32(vectors[r], query), shift, scale)
+
+
+@exact_kernel
+def likeness_of(vectors: F32, rows: I64, query: F32, shift: float, scale: float, out: F32) -> None:
+    """The same for some rows, by their rising numbers, int64 `(m,)`: those of `out` are written."""
+    for r in rows:
+        out[r] = _cut(dot32(vectors[r], query), shift, scale)
+
+
+@exact_kernel
+def likely(products: F32, shift: float, scale: float, out: F32) -> None:
+    """The same of products that are known: float32 `(n,)` both."""
+    for r in range(out.size):
+        out[r] = _cut(products[r], shift, scale)
+
+
+@exact_kernel
+def _cut(product: np.float32, shift: float, scale: float) -> np.float32:
+    wide = np.float64(product)
+    return np.float32(0.0 if wide == 0 else min(max((wide - shift) * scale, 0.0), 1.0))

@@ -224,3 +224,34 @@ def next_bounds_of(
             share * np.float32(totals[c]) * np.float32(scale[r]) + off * np.float32(missed[r])
             + behind * np.float32(left[r]) - was * np.float32(before[r]) + always
         )  # fmt: skip
+
+
+@kernel
+def estimate(
+    first: I8, second: I8, third: I8, scale: U16, missed: U16, query: I16, told: F64, totals: I32, about: F32
+) -> float:
+    """about[r] is q.v for each row, float32 `(n,)`, off by at most what is returned, but for BOUND_ERROR.
+
+    The slabs, int8 `(n, width)` each, and `scale` and `missed`, uint16 `(3, room)` as of `quantise`, of which the first
+    n are read; `query` int16 `(d,)` and `told` float64 `(3, 4)` of `code_query`; `totals` int32 `(n,)` scratch.
+    """
+    about[:] = 0
+    most, begin = 0.0, 0
+    for slab in range(SLABS):
+        codes = first
+        if slab == 1:
+            codes = second
+        elif slab == 2:
+            codes = third
+        width = codes.shape[1]
+        if width == 0:
+            continue
+        code_dots(codes, query[begin : begin + width], totals)
+        begin += width
+        share, off, _, always = shares(told[slab], 1.0)
+        steps, misses, worst = scale[slab], missed[slab], np.uint16(0)
+        for r in range(about.size):
+            about[r] += share * np.float32(totals[r]) * np.float32(steps[r])
+            worst = max(worst, misses[r])
+        most += np.float64(off) * np.float64(worst) + np.float64(always)
+    return most

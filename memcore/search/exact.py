@@ -212,10 +212,17 @@ def _coded(query: F32, table: Table) -> tuple[npt.NDArray[np.int16], F64]:
     many = len(table.turns)
     numbers, told = np.empty((many, query.size), np.int16), np.empty((many, 3, 4))
     for turn, rotation in enumerate(table.turns):
-        wide = query.astype(np.float64)
-        if rotation is not None:
-            turned(query, rotation.matrix, wide)
-        code_query(wide, table.ends, numbers[turn], told[turn])
+        numbers[turn], told[turn] = coded(query, rotation)
+    return numbers, told
+
+
+def coded(query: F32, rotation: Rotation | None) -> tuple[npt.NDArray[np.int16], F64]:
+    """The query's codes for rows that were turned so: see `code_query`."""
+    numbers, told = np.empty(query.size, np.int16), np.empty((3, 4))
+    wide = query.astype(np.float64)
+    if rotation is not None:
+        turned(query, rotation.matrix, wide)
+    code_query(wide, np.array(cuts(query.size), np.int64), numbers, told)
     return numbers, told
 
 

@@ -7,6 +7,8 @@ that any row could have for the query, so it is in [0, 1], and 1 would be a row 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,26 +30,21 @@ def standing(snapshot: Snapshot, as_of: int | None) -> Masks:
 
 def matches(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
     """How well every row matches a query's words, float64 `(n,)` by position; 0 of what does not stand."""
-    parts = [
-        (part, postings.of(part.segment, part.n), np.ones(part.n, np.uint8) if mask is EVERY else mask)
-        for part, mask in zip(snapshot.parts, standing(snapshot, as_of), strict=True)
-    ]
+    masks = standing(snapshot, as_of)
+    parts, n, total = masks.kept.get("words") or _counted(snapshot, masks)
     scores = np.zeros(snapshot.rows())
     languages = sorted(set().union(*(chunk.languages for _, chunks, _ in parts for chunk in chunks)))
     groups = words.asked(query, languages)
-    n = sum(int(np.count_nonzero(allowed)) for _, _, allowed in parts)
     if not groups or not n:
         return scores
     terms = np.array([term for group in groups for term in group.terms], np.uint64)
     heads = np.cumsum([0, *(len(group.terms) for group in groups)])
     most = [np.zeros(len(allowed), np.int32) for _, _, allowed in parts]
     lists = [[_found(chunk, terms) for chunk in chunks] for _, chunks, _ in parts]
-    found, total = np.zeros(len(groups), np.int64), 0
+    found = np.zeros(len(groups), np.int64)
     for (_, chunks, allowed), mine, room in zip(parts, lists, most, strict=True):
         for chunk, (begins, ends) in zip(chunks, mine, strict=True):
             lexical.count_rows(chunk.rows, begins, ends, heads, allowed, room, found)
-            here = allowed[chunk.first : chunk.first + chunk.n]
-            total += int(chunk.lengths[: len(here)] @ here.astype(np.int64))
     idf = np.log1p((n - found + 0.5) / (found + 0.5)) * np.array([group.weight for group in groups])
     for (part, chunks, allowed), mine, room in zip(parts, lists, most, strict=True):
         for chunk, (begins, ends) in zip(chunks, mine, strict=True):
@@ -57,6 +54,21 @@ def matches(snapshot: Snapshot, query: str, as_of: int | None) -> F64:
             )  # fmt: skip
     scores /= idf.sum() * (K1 + 1)
     return scores
+
+
+def _counted(snapshot: Snapshot, masks: Masks) -> tuple[list[Any], int, int]:
+    """The parts with their postings and what stands of them, how many rows that is, and how many terms they have."""
+    parts, n, total = [], 0, 0
+    for part, mask in zip(snapshot.parts, masks, strict=True):
+        allowed = np.ones(part.n, np.uint8) if mask is EVERY else mask
+        chunks = postings.of(part.segment, part.n)
+        n += int(np.count_nonzero(allowed))
+        for chunk in chunks:
+            here = allowed[chunk.first : chunk.first + chunk.n]
+            total += int(chunk.lengths[: len(here)] @ here.astype(np.int64))
+        parts.append((part, chunks, allowed))
+    masks.kept["words"] = made = (parts, n, total)
+    return made
 
 
 def _found(chunk: postings.Chunk, terms: npt.NDArray[np.uint64]) -> tuple[I64, I64]:

@@ -21,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from memcore.gate import KINDS
-from memcore.search import lexical, times
+from memcore.search import exact, lexical, times
 from memcore.search.ask import Ask, Found
 from memcore.store.snapshot import EVERY, Masks, Part, Selection, Snapshot
-from memcore_kernels import activation, centre, scan, topk
+from memcore_kernels import activation, centre, relevance, scan, topk
+from memcore_kernels.codes import BOUND_ERROR, estimate
+from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms
 
 # Recall@10 of LoCoMo's evidence is .794, .799 and .803 with 3, 4 and 5, recall@25 .876, .874 and .872.
 WORDS = 4.0
@@ -45,10 +47,10 @@ I64 = npt.NDArray[np.int64]
 
 
 class Parts(NamedTuple):
-    """What each row's relevance is made of, float64 `(n,)`, as hits tell it."""
+    """What each row's relevance is made of, `(n,)`, float64 but for the likeness, as hits tell it."""
 
     relevance: F64
-    likeness: F64
+    likeness: F32 | F64
     lexical: F64
     temporal: F64
     activation: F64
@@ -64,45 +66,119 @@ def best_by_words(snapshot: Snapshot, masks: Masks, selection: Selection, query:
 def best_hybrid(
     snapshot: Snapshot, masks: Masks, selection: Selection, query: str, vector: F32 | None, ask: Ask
 ) -> Found:
-    """The same with the hybrid relevance. `vector` float32 `(d,)`, the query's, or None: nothing is alike."""
+    """The same with the hybrid relevance. `vector` float32 `(d,)`, the query's, or None: nothing is alike.
+
+    Where rows have int8 codes, these bound every row's relevance, and only what can be among the best, with what its
+    activation depends on, is made of the vectors: the result is the same.
+    """
     words = lexical.matches(snapshot, query, selection.as_of)
-    alike = np.zeros(len(words), np.float32)
+    n = len(words)
+    base, gained, made = np.empty(n), np.empty(n), np.empty(n)
+    if not n:
+        return _ranked(snapshot, masks, Parts(words, words, words, words, words), "nothing to rank", ask)
+    named = times.spans(query, ask.now)
+    temporal = times.nearness(_column(snapshot, "event_time"), named) if named else np.zeros(0)
+    alike = np.zeros(n, np.float32)
+    error = 0.0
+    about = None
     if vector is not None and vector.any():
         about = _about(snapshot, lexical.standing(snapshot, selection.as_of), vector)
-        for part in snapshot.parts:
-            centre.likeness(part.columns["vector"], *about, alike[part.base : part.base + part.n])
-        snapshot.let_go()
-    likeness = alike.astype(np.float64)
-    if not snapshot.parts:
-        return _ranked(snapshot, masks, Parts(words, words, words, words, words), "nothing to rank", ask)
-    base, temporal = likeness + WORDS * words, np.zeros(len(words))
-    if named := times.spans(query, ask.now):
-        temporal = times.nearness(_column(snapshot, "event_time"), named)
-        base += TIME * temporal
-    base /= 1 + WORDS + TIME
-    gained = np.zeros(len(base))
-    columns = [_column(snapshot, name) for name in ("kind", "session")]
-    seen = np.concatenate(
-        [_whole(mask, part.n) for mask, part in zip(snapshot.masks(selection), snapshot.parts, strict=True)]
-    )
-    taking = (seen != 0) & (columns[0] == _EPISODIC) & ~_without(snapshot.names, columns[1])
-    activation.activate(base, columns[1], taking.view(np.uint8), len(snapshot.names), gained)
-    cubed = ((base + gained) / (1 + activation.MOST)) ** 3
-    relevance = cubed / (cubed + HALF**3)
+        error = _alike(snapshot, *about, alike)
     if ask.min_similarity > -np.inf:
         masks = _near(snapshot, masks, vector, ask.min_similarity)
-    parts = Parts(relevance, likeness, words, temporal, gained / activation.MOST)
-    return _ranked(snapshot, masks, parts, "hybrid, all rows", ask)
+    turns, passed = _turns(snapshot, selection), _passed(snapshot, masks)
+    plan = "hybrid, all rows"
+    relevance.bases(alike, words, temporal, WORDS, TIME, base)
+    activation.activate(base, *turns, gained)
+    if about is not None and error:
+        plan = "hybrid, int8 codes"
+        off = error / (1 + WORDS + TIME)
+        chosen = _candidates(snapshot, masks, base, gained, off, ask)
+        wanted = np.empty(n, np.uint8)
+        relevance.needed(base, *turns, off, chosen, wanted)
+        _alike_exactly(snapshot, *about, np.flatnonzero(wanted), alike)
+        relevance.bases(alike, words, temporal, WORDS, TIME, base)
+        activation.activate(base, *turns, gained)
+        masks = Masks([chosen[part.base : part.base + part.n] for part in snapshot.parts])
+    snapshot.let_go()
+    relevance.relevances(base, gained, activation.MOST, HALF, made)
+    parts = Parts(made, alike, words, temporal if named else np.zeros(n), gained / activation.MOST)
+    return _ranked(snapshot, masks, parts, plan, ask, passed)
+
+
+def _alike(snapshot: Snapshot, query: F32, shift: float, scale: float, out: F32) -> float:
+    """Each row's likeness, from its codes where it has any; how far it can be off."""
+    error = 0.0
+    asked: dict[Any, Any] = {}
+    for part in snapshot.parts:
+        here = out[part.base : part.base + part.n]
+        codes = snapshot.coder.codes(part.segment, part.n) if part.segment.dim == snapshot.dim else None
+        coded = 0 if codes is None else min(codes.rows, part.n)
+        if codes is not None and coded:
+            if codes.rotation not in asked:
+                asked[codes.rotation] = exact.coded(query, codes.rotation)
+            numbers, told = asked[codes.rotation]
+            products, totals = np.empty(coded, np.float32), np.empty(coded, np.int32)
+            one, two, three = (slab[:coded] for slab in codes.slabs)
+            off = estimate(one, two, three, codes.scale, codes.missed, numbers, told, totals, products)
+            centre.likely(products, shift, scale, here[:coded])
+            error = max(error, (off + BOUND_ERROR + scan.dot_error(snapshot.dim)) * scale)
+        centre.likeness(part.columns["vector"][coded : part.n], query, shift, scale, here[coded:])
+    return error
+
+
+def _alike_exactly(snapshot: Snapshot, query: F32, shift: float, scale: float, positions: I64, out: F32) -> None:
+    """The likeness of some rows, at rising positions, from their vectors."""
+    ends = np.searchsorted(positions, [part.base + part.n for part in snapshot.parts])
+    for part, first, last in zip(snapshot.parts, [0, *ends.tolist()], ends.tolist(), strict=False):
+        if last > first:
+            here = out[part.base : part.base + part.n]
+            centre.likeness_of(part.columns["vector"], positions[first:last] - part.base, query, shift, scale, here)
+
+
+def _candidates(
+    snapshot: Snapshot, masks: Masks, base: F64, gained: F64, error: float, ask: Ask
+) -> npt.NDArray[np.uint8]:
+    """Which rows can be among the k best: uint8 `(n,)` by position."""
+    n = len(base)
+    known, chosen = np.empty(n, np.float32), np.zeros(n, np.uint8)
+    lower, upper = np.empty(n, np.float32), np.empty(n, np.float32)
+    _, beta, gamma = ask.weights
+    for part, mask in zip(snapshot.parts, masks, strict=True):
+        event_time, importance = part.columns["event_time"], part.columns["importance"]
+        known_terms(
+            event_time, importance, mask, ask.now, ask.decay_rate, beta, gamma, known[part.base : part.base + part.n],
+            np.empty(-(-part.n // BLOCK), np.float32),
+        )  # fmt: skip
+    k = min(ask.k, _passed(snapshot, masks))
+    if k:
+        relevance.candidates(
+            base, gained, known, activation.MOST, HALF, error, ask.weights.alpha, 2 * KNOWN_ERROR, k, lower, upper,
+            chosen,
+        )  # fmt: skip
+    return chosen
+
+
+def _turns(snapshot: Snapshot, selection: Selection) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], int]:
+    """Every row's session, whether it is a turn that the call may see, and how many sessions there can be."""
+    masks = snapshot.masks(selection)
+    if "turns" not in masks.kept:
+        kind, session = (_column(snapshot, name) for name in ("kind", "session"))
+        seen = np.concatenate([_whole(mask, part.n) for mask, part in zip(masks, snapshot.parts, strict=True)])
+        taking = (seen != 0) & (kind == _EPISODIC) & ~_without(snapshot.names, session)
+        masks.kept["turns"] = session, taking.view(np.uint8), int(session.max(initial=-1)) + 1
+    turns: tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], int] = masks.kept["turns"]
+    return turns
 
 
 def _about(snapshot: Snapshot, standing: Masks, query: F32) -> tuple[F32, float, float]:
     """A query about the centre of what stands, as `centre.likeness` takes it."""
-    if standing.centre is None:
+    if "centre" not in standing.kept:
         total = np.zeros(snapshot.dim, np.int64)
         for part, mask in zip(snapshot.parts, standing, strict=True):
             _add(part, mask, total)
-        standing.centre = total / centre.ONE / (_passed(snapshot, standing) + FEW)
-    mean: F64 = standing.centre
+        standing.kept["centre"] = total / centre.ONE / (_passed(snapshot, standing) + FEW)
+    mean: F64 = standing.kept["centre"]
     apart = query.astype(np.float64) - mean
     length = math.sqrt(apart @ apart)
     if length == 0:
@@ -162,9 +238,11 @@ def _without(names: Sequence[str], session: Any) -> Any:
     return session == names.index("default") if "default" in names else np.zeros(len(session), np.bool_)
 
 
-def _ranked(snapshot: Snapshot, masks: Masks, parts: Parts, plan: str, ask: Ask) -> Found:
-    """The top k of rows whose relevance is known. Each is looked at: one without any may be recent and important."""
-    passed = _passed(snapshot, masks)
+def _ranked(snapshot: Snapshot, masks: Masks, parts: Parts, plan: str, ask: Ask, passed: int | None = None) -> Found:
+    """The top k of rows whose relevance is known: all that masks let through, also those without any, since they may be
+    recent and important. `passed` of them were let through before it was known that most can't be among the k.
+    """
+    passed = _passed(snapshot, masks) if passed is None else passed
     k, size = min(ask.k, passed), 0
     halves = np.empty((2, k), np.uint64)
     heap: tuple[Any, Any, Any, Any, Any] = (np.empty(k), np.empty(k, np.int64), *halves, np.empty(k, np.int64))
@@ -176,5 +254,5 @@ def _ranked(snapshot: Snapshot, masks: Masks, parts: Parts, plan: str, ask: Ask)
         )  # fmt: skip
     found: Any = [column[:size] for column in heap]
     scores, positions = topk.ranked(k, *found)
-    told = tuple(column[positions] for column in parts)
+    told = tuple(column[positions].astype(np.float64) for column in parts)
     return Found(scores, positions, plan, snapshot.rows(), passed, (0, 0, 0, 0, 0, passed), told)

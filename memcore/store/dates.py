@@ -84,8 +84,10 @@ def named(words: Sequence[str], capital: Sequence[bool], *, day_first: bool) -> 
 
 def month_of(words: Sequence[str], capital: Sequence[bool], i: int) -> int | None:
     """The month that a word names, 1 to 12."""
-    word, numbers = words[i], _number_beside(words, i)
-    if numbers and (word in MONTHS or word in SHORT_MONTHS):
+    word = words[i]
+    if word not in MONTHS and word not in SHORT_MONTHS:
+        return None
+    if _number_beside(words, i):
         return MONTHS.get(word) or SHORT_MONTHS[word]
     if word not in MONTHS:
         return None

@@ -57,14 +57,14 @@ class Selection:
 class Masks(list[Mask]):
     """Masks, one a part; from when and up to when they hold; and how `search` scans what they let through."""
 
-    __slots__ = ("centre", "covered", "scanned", "since", "until")
+    __slots__ = ("covered", "kept", "scanned", "since", "until")
 
     def __init__(self, masks: Sequence[Mask]) -> None:
         super().__init__(masks)
         self.since, self.until = FIRST, LAST
         self.scanned: Any = None
         self.covered: Any = None  # what graphs cover of it
-        self.centre: Any = None  # the mean of its vectors
+        self.kept: dict[str, Any] = {}  # what else is made of what they let through
 
 
 class Part:

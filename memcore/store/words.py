@@ -152,7 +152,7 @@ def _read_anew(token: str, code: int) -> tuple[tuple[int, ...], ...]:
         if len(parts) > 1 and len(pieces) + len(parts) > 2:
             said.append((term("=" + bare(piece.casefold())),))
         said += (_forms(part.casefold(), code) for part in parts)
-    return tuple(dict.fromkeys(said))
+    return tuple(said)
 
 
 _kept = lru_cache(_CACHED)(_read_anew)
