@@ -30,8 +30,8 @@ from memcore_kernels.decay import BLOCK, KNOWN_ERROR, known_terms
 
 # LoCoMo's recall@10 with 2, 3 and 4: .797 and .800 of the static embedder with the last two, .822, .821 and .818 of e5.
 WORDS = 3.0
-# With 4 times the words, .800 with .25, .796 with .5 and .788 with 1, where questions name a time that others than the evidence are of; on the
-# shipped trace .645, .640 and .615, and .624 without.
+# With 4 times the words, .800 with .25, .796 with .5 and .788 with 1, where questions name a time that others than the
+# evidence are of; on the shipped trace .645, .640 and .615, and .624 without.
 TIME = 0.25
 # Half of what LoCoMo's questions ask for has x above 0.16, and nine tenths of the rest below 0.1: so recency and
 # importance can be weighed against the one and not the other. With weights (.5, .3, .2) recall@10 is .655 there and
