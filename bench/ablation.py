@@ -58,15 +58,14 @@ def put_together(parts: dict[str, Any], left_in: tuple[str, ...]) -> F64:
 def asked(trace: Trace, mem: memcore.Memory) -> Iterator[dict[str, metrics.Answer]]:
     """The answers to each question of a trace, by setting."""
     reader = mem.scope(runner.TENANT, trace.name)
-    owner: dict[str, str] = {}
+    owner: dict[int, str] = {}
     codes: dict[str, int] = {}
     for event in trace.events:
         writer = mem.scope(runner.TENANT, trace.name, event.session_id, event.agent_role)
         kind = "episodic" if event.kind == "working" else event.kind
         moment = to_datetime(event.time)
-        owner[writer.remember(event.content, kind=kind, key=event.key, event_time=moment, now=moment).id] = (
-            event.event_id
-        )
+        record = writer.remember(event.content, kind=kind, key=event.key, event_time=moment, now=moment)
+        owner[record.seq] = event.event_id  # not by id, which later versions have too
         codes.setdefault(event.session_id, len(codes))
     for question in trace.questions:
         at = to_datetime(question.time if question.time is not None else trace.events[-1].time)
@@ -84,7 +83,7 @@ def asked(trace: Trace, mem: memcore.Memory) -> Iterator[dict[str, metrics.Answe
                 trace.name,
                 question.index,
                 question.question,
-                tuple(owner[hits[place].id] for place in np.argsort(-scores, kind="stable")[: KS[-1]]),
+                tuple(owner[hits[place].seq] for place in np.argsort(-scores, kind="stable")[: KS[-1]]),
                 question.evidence,
             )
             for name, scores in ranked.items()
