@@ -428,15 +428,7 @@ class Scope:
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
         if relevance == "lexical" or (relevance == "hybrid" and queries is not None):
-            texts = _texts_of(queries, vectors)
-            shares = {self: range(len(texts))} if scopes is None else self._shared_out(scopes, len(texts))
-            told: dict[int, Recall] = {}
-            for scope, places in shares.items():
-                session, role = scope._narrowing()
-                mine = replace(selection, session=session, role=role)
-                asked = [texts[place] for place in places]
-                told.update(zip(places, scope._by_texts(asked, relevance, tiers, mine, condition, ask), strict=True))
-            return [told[place] for place in range(len(texts))]
+            return self._by_texts(_texts_of(queries, vectors), relevance, tiers, selection, condition, ask, scopes)
         while True:
             if queries is not None:
                 embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
@@ -479,31 +471,27 @@ class Scope:
 
     def _by_texts(
         self, queries: builtins.list[str], relevance: str, tiers: str | Sequence[str], selection: Selection,
-        condition: Where | All | None, ask: Ask,
+        condition: Where | All | None, ask: Ask, scopes: Sequence[Scope] | None = None,
     ) -> builtins.list[Recall]:  # fmt: skip
-        """Recall that goes by what texts say and not by vectors alone, one after the other."""
-        from memcore.search import relevance as relevances
-        from memcore.search import result
-
+        """Recall that goes by what texts say and not by vectors alone, one after the other; embedded together."""
+        counted = condition is not None
+        shares = {self: range(len(queries))} if scopes is None else self._shared_out(scopes, len(queries))
         vectors: Any = [None] * len(queries)
-        if relevance == "hybrid" and self._engine.embedder is not None:
-            vectors, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
-        else:
-            snapshot = self._snapshot(tiers, counted=condition is not None)
-        many = []
-        for query, vector in zip(queries, vectors, strict=True):
-            begun = perf_counter()
-            masks = passing(snapshot, selection, condition)
-            filtered = perf_counter()
-            if relevance == "lexical":
-                found = relevances.best_by_words(snapshot, masks, selection, query, ask)
+        while True:
+            if relevance == "hybrid" and self._engine.embedder is not None:
+                vectors, snapshot = self._embed_queries(queries, tiers, counted=counted)
             else:
-                found = relevances.best_hybrid(snapshot, masks, selection, query, vector, ask)
-            scanned = perf_counter()
-            hits = result.hits(snapshot, found, vector if snapshot.dim else None, ask)
-            hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
-            many.append(hits)
-        self._count_access(many, selection, snapshot)
+                snapshot = self._snapshot(tiers, counted=counted)
+            snapshots = [snapshot] if scopes is None else [scope._snapshot(tiers, counted=counted) for scope in shares]
+            if all(there.dim == snapshot.dim and there.coder is snapshot.coder for there in snapshots):
+                break  # or `reembed`, or the first vector, has come in between
+        many: builtins.list[Recall] = [None] * len(queries)  # type: ignore[list-item]
+        for (scope, places), there in zip(shares.items(), snapshots, strict=True):
+            session, role = scope._narrowing()
+            mine = replace(selection, session=session, role=role)
+            for place in places:
+                many[place] = _by_text(there, mine, condition, relevance, queries[place], vectors[place], ask)
+            scope._count_access([many[place] for place in places], mine, there)
         return many
 
     def _shared_out(self, scopes: Any, n: int) -> dict[Scope, builtins.list[int]]:
@@ -1346,6 +1334,27 @@ class _Rows:
             (done.stored, places[row], seq) if row in places else (partition.ref(seq).columns(), 0, engine.catalog.seq)
             for row, seq in enumerate(done.seqs)
         ]
+
+
+def _by_text(
+    snapshot: Snapshot, selection: Selection, condition: Where | All | None, relevance: str, query: str,
+    vector: F32 | None, ask: Ask,
+) -> Recall:  # fmt: skip
+    """Recall of one text that goes by its words, and with "hybrid" by its vector too, if there is one."""
+    from memcore.search import relevance as relevances
+    from memcore.search import result
+
+    begun = perf_counter()
+    masks = passing(snapshot, selection, condition)
+    filtered = perf_counter()
+    if relevance == "lexical":
+        found = relevances.best_by_words(snapshot, masks, selection, query, ask)
+    else:
+        found = relevances.best_hybrid(snapshot, masks, selection, query, vector, ask)
+    scanned = perf_counter()
+    hits = result.hits(snapshot, found, vector if snapshot.dim else None, ask)
+    hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
+    return hits
 
 
 def _texts_of(queries: Any, vectors: object) -> builtins.list[str]:

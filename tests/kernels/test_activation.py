@@ -30,4 +30,5 @@ def test_by_hand():
     out = np.empty(5)
     base, session = np.array([1.0, 0, 0, 0, 0.5]), np.zeros(5, np.int32)
     activation.activate(base, session, np.ones(5, np.uint8), 1, out)
-    assert out.tolist() == pytest.approx([0.45, 0.85, 0.75, 0.65, 0.45])  # 0.6 * 1.5 / 2 for each, and shares of the ends
+    # 0.6 * 1.5 / 2 for each, and shares of the ends
+    assert out.tolist() == pytest.approx([0.45, 0.85, 0.75, 0.65, 0.45])

@@ -53,7 +53,7 @@ def test_likeness_by_hand():
 
 
 def test_about_the_centre_what_all_have_in_common_counts_for_nothing():
-    """Every two of these have a cosine of 0.8 or more; about the centre only the one that the query is of is like it."""
+    """Every two of these have a cosine of 0.75 or more; about the centre only the query itself is like it."""
     rng = np.random.default_rng(0)
     own = 0.5 * np.eye(40)[:20] + rng.normal(0, 0.01, (20, 40))
     vectors = np.array([naive.unit(row + np.eye(40)[39]) for row in own])

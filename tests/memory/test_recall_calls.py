@@ -45,7 +45,7 @@ def test_before_the_first_vector_any_width_is_like_nothing():
         ),
         (lambda m: m.recall_many("x"), "recall_many got one text; pass a list of queries, or use recall"),
         (
-            lambda m: m.recall("x"),
+            lambda m: m.recall("x", relevance="cosine"),
             (
                 "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an "
                 "embedder"

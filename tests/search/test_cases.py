@@ -297,7 +297,8 @@ def test_case_A5_an_embedder_that_gives_nan_leaves_nothing_half_written(path):
             with pytest.raises(memcore.InvalidInput, match=r"the result of embedder '\w+' has NaN or infinity in row"):
                 verb()
         assert [(r.content, r.version) for r in mem.list()] == [("good", 1)]
-        assert mem.recall("good", k=1, weights=(1, 0, 0))[0].total_score == pytest.approx(1)
+        (hit,) = mem.recall("good", k=1, weights=(1, 0, 0), relevance="cosine")
+        assert hit.total_score == pytest.approx(1)
         assert mem.verify().ok
 
 
@@ -1035,9 +1036,11 @@ def test_case_K5_rows_are_derived_from_once_however_often_is_asked_between(kind,
             for first in range(0, n, 50):
                 mem.remember_many([{"content": f"row {first + i}", "metadata": {"n": first + i}} for i in range(50)])
                 assert [len(texts) for texts in model.asked()] == [50]
-                assert mem.recall("row", k=1, where={"metadata.n": first + 7})[0].content == f"row {first + 7}"
-                assert len(mem.recall_many(["row", "row", "another"], k=3)[2]) == 3
-                assert model.asked() == [["row"], ["row", "another"]]
+                for relevance in ("cosine", "hybrid"):
+                    (hit,) = mem.recall("row", k=1, where={"metadata.n": first + 7}, relevance=relevance)
+                    assert hit.content == f"row {first + 7}"
+                    assert len(mem.recall_many(["row", "row", "another"], k=3, relevance=relevance)[2]) == 3
+                    assert model.asked() == [["row"], ["row", "another"]]
                 if first % 100:
                     mem.compact()
             assert model.asked() == []
