@@ -1738,7 +1738,8 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
         mem.recall(vector=rows[0])
         mem.recall_many(vectors=np.tile(rows, (FEW, 1)))  # enough for the kernels that serve many at once
     with open(embedder="hashed") as mem:
-        mem.remember("warm up")
+        ids = mem.remember_many(["warm up", "once more", "and again"])
+        mem.forget(ids[0])  # what is forgotten is taken off the sum of vectors by a kernel of its own
         mem.recall("warm up", relevance="hybrid")
     columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
     Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first
