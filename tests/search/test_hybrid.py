@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,22 @@ def test_the_centre_is_that_of_what_stands(mem):
         mem.forget(hybrid(mem, text, k=1, where={"content": text})[0].id)
     texts = texts[-3:]
     check()
+
+
+def test_after_reembed_the_centre_is_that_of_the_new_vectors(mem):
+    filled(mem)
+    query = "the gateway is down"
+    before = {hit.content: hit.likeness for hit in hybrid(mem, query)}
+    for dim in (256, 40):  # as wide as those before, and not
+        made = np.random.default_rng(dim)
+        table = {text: made.standard_normal(dim) for text in [query, *before]}
+        embed = functools.partial(lambda table, texts: [table[text] for text in texts], table)
+        mem.reembed(memcore.embed.CallableEmbedder(embed, name=f"drawn/{dim}", dim=dim))
+        found = {hit.content: hit.likeness for hit in hybrid(mem, query)}
+        vectors = np.array([naive.unit(table[text]) for text in before])
+        expected = naive.likeness(vectors, naive.unit(table[query]))
+        assert found == pytest.approx(dict(zip(before, expected, strict=True)), abs=1e-5)
+        assert found != before
 
 
 def test_a_row_without_words_is_like_nothing_and_counts_as_one(mem):
