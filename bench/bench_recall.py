@@ -151,10 +151,13 @@ def bench_vector_query(benchmark: Any, rows: int) -> None:
 
 
 @pytest.mark.benchmark(group="recall of one text query, warm")
+@pytest.mark.parametrize("relevance", ["cosine", "hybrid"])
 @pytest.mark.parametrize("rows", [100, 1_000, 50_000])
-def bench_text_query(benchmark: Any, rows: int) -> None:
+def bench_text_query(benchmark: Any, rows: int, relevance: str) -> None:
     mem = memcore.open()
     lines = corpus.texts(rows + 50)
     mem.remember_many([{"content": line, "importance": 0.5} for line in lines[:rows]], now=corpus.NOW)
     queries = iter(lines[rows:] * 1000)
-    benchmark.pedantic(lambda: mem.recall(next(queries), now=corpus.NOW), rounds=200, warmup_rounds=5)
+    benchmark.pedantic(
+        lambda: mem.recall(next(queries), now=corpus.NOW, relevance=relevance), rounds=200, warmup_rounds=5
+    )

@@ -439,15 +439,7 @@ class Scope:
         if isinstance(queries, str):
             raise InvalidInput("recall_many got one text; pass a list of queries, or use recall")
         if relevance == "lexical" or (relevance == "hybrid" and queries is not None):
-            texts = _texts_of(queries, vectors)
-            shares = {self: range(len(texts))} if scopes is None else self._shared_out(scopes, len(texts))
-            told: dict[int, Recall] = {}
-            for scope, places in shares.items():
-                session, role = scope._narrowing()
-                mine = replace(selection, session=session, role=role)
-                asked = [texts[place] for place in places]
-                told.update(zip(places, scope._by_texts(asked, relevance, tiers, mine, condition, ask), strict=True))
-            return [told[place] for place in range(len(texts))]
+            return self._by_texts(_texts_of(queries, vectors), relevance, tiers, selection, condition, ask, scopes)
         while True:
             if queries is not None:
                 embedded, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
@@ -491,32 +483,28 @@ class Scope:
 
     def _by_texts(
         self, queries: builtins.list[str], relevance: str, tiers: str | Sequence[str], selection: Selection,
-        condition: Where | All | None, ask: Ask,
+        condition: Where | All | None, ask: Ask, scopes: Sequence[Scope] | None = None,
     ) -> builtins.list[Recall]:  # fmt: skip
-        """Recall that goes by what texts say and not by vectors alone, one after the other."""
-        from memcore.search import relevance as relevances
-        from memcore.search import result
-
+        """Recall that goes by what texts say and not by vectors alone, one after the other; embedded together."""
+        counted = condition is not None
+        shares = {self: range(len(queries))} if scopes is None else self._shared_out(scopes, len(queries))
         vectors: Any = [None] * len(queries)
-        if relevance == "hybrid" and self._engine.embedder is not None:
-            vectors, snapshot = self._embed_queries(queries, tiers, counted=condition is not None)
-        else:
-            snapshot = self._snapshot(tiers, counted=condition is not None)
-        many = []
-        for query, vector in zip(queries, vectors, strict=True):
-            begun = perf_counter()
-            masks = passing(snapshot, selection, condition)
-            filtered = perf_counter()
-            if relevance == "lexical":
-                found = relevances.best_by_words(snapshot, masks, selection, query, ask)
+        while True:
+            if relevance == "hybrid" and self._engine.embedder is not None:
+                vectors, snapshot = self._embed_queries(queries, tiers, counted=counted)
             else:
-                found = relevances.best_hybrid(snapshot, masks, selection, query, vector, ask)
-            scanned = perf_counter()
-            hits = result.hits(snapshot, found, vector if snapshot.dim else None, ask)
-            hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
-            many.append(hits)
-        many = self._fitting(many, ask)
-        self._count_access(many, selection, snapshot)
+                snapshot = self._snapshot(tiers, counted=counted)
+            snapshots = [snapshot] if scopes is None else [scope._snapshot(tiers, counted=counted) for scope in shares]
+            if all(there.dim == snapshot.dim and there.coder is snapshot.coder for there in snapshots):
+                break  # or `reembed`, or the first vector, has come in between
+        many: builtins.list[Recall] = [None] * len(queries)  # type: ignore[list-item]
+        for (scope, places), there in zip(shares.items(), snapshots, strict=True):
+            session, role = scope._narrowing()
+            mine = replace(selection, session=session, role=role)
+            for place in places:
+                found = _by_text(there, mine, condition, relevance, queries[place], vectors[place], ask)
+                (many[place],) = self._fitting([found], ask)
+            scope._count_access([many[place] for place in places], mine, there)
         return many
 
     def _fitting(self, many: builtins.list[Recall], ask: Ask) -> builtins.list[Recall]:
@@ -1370,6 +1358,27 @@ class _Rows:
         ]
 
 
+def _by_text(
+    snapshot: Snapshot, selection: Selection, condition: Where | All | None, relevance: str, query: str,
+    vector: F32 | None, ask: Ask,
+) -> Recall:  # fmt: skip
+    """Recall of one text that goes by its words, and with "hybrid" by its vector too, if there is one."""
+    from memcore.search import relevance as relevances
+    from memcore.search import result
+
+    begun = perf_counter()
+    masks = passing(snapshot, selection, condition)
+    filtered = perf_counter()
+    if relevance == "lexical":
+        found = relevances.best_by_words(snapshot, masks, selection, query, ask)
+    else:
+        found = relevances.best_hybrid(snapshot, masks, selection, query, vector, ask)
+    scanned = perf_counter()
+    hits = result.hits(snapshot, found, vector if snapshot.dim else None, ask)
+    hits.took = (filtered - begun, scanned - filtered, perf_counter() - scanned)
+    return hits
+
+
 def _texts_of(queries: Any, vectors: object) -> builtins.list[str]:
     """The gate for what is asked by its words."""
     given = [None] if queries is None or vectors is not None else builtins.list(queries)
@@ -1751,7 +1760,8 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
         mem.recall(vector=rows[0])
         mem.recall_many(vectors=np.tile(rows, (FEW, 1)))  # enough for the kernels that serve many at once
     with open(embedder="hashed") as mem:
-        mem.remember("warm up")
+        ids = mem.remember_many(["warm up", "once more", "and again"])
+        mem.forget(ids[0])  # what is forgotten is taken off the sum of vectors by a kernel of its own
         mem.recall("warm up", relevance="hybrid")
     columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
     Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first

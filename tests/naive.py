@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,28 @@ def norm(vector: npt.NDArray[Any]) -> float:
     return math.sqrt(math.fsum(float(x) * float(x) for x in vector))
 
 
+def centre(vectors: F32) -> F64:
+    """The mean of rows and of four rows of zeros."""
+    return np.array([math.fsum(map(float, column)) for column in vectors.T]) / (len(vectors) + 4)
+
+
+def likeness(vectors: F32, query: F32) -> list[float]:
+    """How alike rows and a query are about that mean, from 0 to 1; a row or a query of zeros is like nothing."""
+    mean = centre(vectors)
+    apart = query - mean
+    size = norm(apart) * math.sqrt(1 - norm(mean) ** 2)
+    found = []
+    for row in vectors:
+        alike = math.fsum((row - mean) * apart) / size if row.any() and query.any() else 0.0
+        found.append(min(max(alike, 0.0), 1.0))
+    return found
+
+
+def whole_sum(vectors: F32) -> list[int]:
+    """The sum of rows, each number as whole 2^-30ths, halves to even."""
+    return [sum(round(Fraction(float(x)) * 2**30) for x in column) for column in vectors.T]
+
+
 def bm25(
     rows: Sequence[Sequence[int]],
     groups: Sequence[tuple[Sequence[int], float]],
@@ -140,7 +163,7 @@ def activation(base: Sequence[float], sessions: Sequence[int | None]) -> list[fl
     gained = [0.0] * len(base)
     for session in {one for one in sessions if one is not None}:
         turns = [place for place, mine in enumerate(sessions) if mine == session]
-        best = sorted((base[turn] for turn in turns), reverse=True)[:3]
+        best = sorted((base[turn] for turn in turns), reverse=True)[:2]
         for i, turn in enumerate(turns):
             for away, share in ((1, 0.4), (2, 0.2)):
                 gained[turn] += sum(share * base[turns[j]] for j in (i - away, i + away) if 0 <= j < len(turns))

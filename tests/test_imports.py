@@ -20,7 +20,7 @@ LAYERS = (
     ("memory", "asynchronous", "calibrate", "engine", "workers"),
     ("lifecycle", "beliefs", "agent", "replay"),
     ("search", "store", "embed", "llm", "intake"),
-    ("schema", "config", "ids", "clock", "gate", "errors", "sample"),
+    ("schema", "config", "ids", "clock", "gate", "errors", "sample", "text"),
     ("memcore_kernels",),
 )
 HEAVY = ("numpy", "pyarrow", "numba", "faiss", "wordllama", "click", "rich", "Stemmer", "anthropic")

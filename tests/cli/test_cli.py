@@ -68,10 +68,12 @@ def test_recall_explains_itself(cli):
     ok(cli("remember", "a deploy failed", "--now", T0))
     told = ok(cli("recall", "deploy", "--now", T0, "--explain"))
     assert told.startswith(ok(cli("recall", "deploy", "--now", T0)))
-    assert "\nplan: exact scan, 1 thread\nrows: 1\npassed filter: 1\n" in told
+    assert "\nplan: hybrid, all rows\nrows: 1\npassed filter: 1\n" in told
+    by_cosine = ok(cli("recall", "deploy", "--now", T0, "--explain", "--relevance", "cosine"))
+    assert "\nplan: exact scan, 1 thread\nrows: 1\npassed filter: 1\n" in by_cosine
     document = of_json(cli("recall", "deploy", "--now", T0, "--explain", "--json"))
     assert document["hits"] == of_json(cli("recall", "deploy", "--now", T0, "--json"))
-    assert (document["explain"]["plan"], document["explain"]["rows"]) == ("exact scan, 1 thread", 1)
+    assert (document["explain"]["plan"], document["explain"]["rows"]) == ("hybrid, all rows", 1)
 
 
 def test_the_index_is_chosen_before_the_verb(cli):
@@ -94,6 +96,12 @@ def test_json_is_one_document_and_nothing_else(cli):
     assert [r["version"] for r in of_json(cli("history", "--id", record["id"], "--json"))] == [1, 2]
     hit = of_json(cli("recall", "deploy", "--json", "--now", T0))[0]
     assert hit["age_hours"] == 0
+    assert hit["total_score"] == pytest.approx(0.5 * hit["relevance_component"] + 0.3 + 0.2 * 0.5, abs=1e-6)
+    assert 0 < hit["likeness"] < 1
+    assert 0 < hit["lexical"] < 1
+    assert hit["temporal"] == 0
+    hit = of_json(cli("recall", "deploy", "--json", "--now", T0, "--relevance", "cosine"))[0]
+    assert hit["relevance_component"] == hit["semantic_similarity"]
     assert hit["total_score"] == pytest.approx(0.5 * hit["semantic_similarity"] + 0.3 + 0.2 * 0.5, abs=1e-6)
     assert of_json(cli("stats", "--json"))["memories"] == 1
     assert of_json(cli("forget", record["id"], "--dry-run", "--json")) == {
@@ -309,7 +317,8 @@ def test_a_store_of_vectors_of_its_own(cli, tmp_path):
     none = ("--embedder", "none")
     assert "--embedder none" in cli("recall", "x")[2]
     assert len(of_json(cli("recall", "--json", scope=none))) == 1
-    code, out, err = cli("recall", "x", scope=none)
+    assert of_json(cli("recall", "x", "--json", scope=none))[0]["lexical"] > 0  # by its words
+    code, out, err = cli("recall", "x", "--relevance", "cosine", scope=none)
     assert (code, out) == (1, "")
     assert err.startswith("memcore: ")
     ok(cli("remember", "y", scope=none))
@@ -456,6 +465,26 @@ def test_replay_writes_answers_and_reports(cli, tmp_path):
     kept = tmp_path / "kept"
     ok(cli("replay", str(trace), store=kept))  # the options before the verb hold for a replay too
     assert len(of_json(cli("list", "--json", store=kept, scope=("--tenant", "replay", "--project", "t.jsonl")))) == 2
+
+
+def test_replay_compares_relevances(cli):
+    options = ("replay", "ops_agent", "--embedder", "hashed", "--limit", "100", "--k", "5")
+    told = of_json(cli(*options, "--compare", "lexical, hybrid", "--json", store=None))
+    assert [each["relevance"] for each in told["compared"]] == ["lexical", "hybrid"]
+    assert (told["settings"]["relevance"], told["settings"]["weights"]) == ("lexical", [1, 0, 0])
+    for each in told["compared"]:
+        alone = of_json(cli(*options, "--relevance", each["relevance"], "--json", store=None))
+        assert each["scores"] == alone["evaluation"]["overall"]
+        assert alone["compared"] == []
+    lexical, hybrid = (each["scores"]["recall"]["5"] for each in told["compared"])
+    assert told["compared"][1]["difference"]["recall"]["5"] == pytest.approx(hybrid - lexical)
+    for asked, message in (
+        (("--compare", "lexical", "--relevance", "hybrid"), "--relevance and --compare both say what is asked"),
+        (("--compare", "lexical,words"), "--compare lexical,words: 'words' is none of cosine, lexical, hybrid"),
+    ):
+        code, _, err = cli("replay", "ops_agent", *asked, store=None)
+        assert code == 2
+        assert message in err
 
 
 def test_replay_checks_where_it_writes_before_it_begins(cli, tmp_path):

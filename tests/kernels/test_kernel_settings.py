@@ -103,7 +103,7 @@ import json, sys
 import numpy as np
 import memcore
 from memcore.search import exact
-from memcore_kernels import codes, decay, dots, scan
+from memcore_kernels import activation, centre, codes, decay, dots, lexical, scan
 exact.PARALLEL_ROWS = 20
 from memcore.store import segment
 segment.ROWS, segment.LEAST_CODED = 64, 10
@@ -116,10 +116,11 @@ def ask():
     for more in ({}, {"where": {"metadata.n": 3}}, {"kinds": "semantic"}, {"weights": (1, 0, 0)}, {"k": 1},
                  {"decay_rate": 1}, {"min_similarity": 0}, {"min_score": 0}, {"as_of": 1.9e9, "now": 2e9}):
         mem.recall("row 3", **more)
+        mem.recall("row 3", relevance="cosine", **more)
         mem.recall(vector=read_only, **more)
         mem.recall(vector=read_only.tolist(), **more)
         mem.recall(**{key: value for key, value in more.items() if key != "min_similarity"})
-        mem.recall_many(["row 3"] * 20, **more)
+        mem.recall_many(["row 3"] * 20, relevance="cosine", **more)
         mem.recall_many(vectors=[read_only] * 20, **more)
 ask()
 mem.remember_many([{"content": f"row {i}", "metadata": {"n": i}} for i in range(5, 200)])
@@ -128,7 +129,11 @@ ask()
 mem.close()
 mem = memcore.open(sys.argv[1], embedder="hashed")
 ask()
-kernels = (scan.scan, scan.screen, scan.rescore, codes.quantise, dots.cosines, decay.known_terms, dots.dot64)
+mem.forget(list(mem.list(limit=150)))
+ask()
+kernels = (centre.likeness, centre.add_rows, centre.add_marked, activation.activate, lexical.count_rows,
+           lexical.add_scores, scan.rank, scan.scan, scan.screen, scan.rescore, codes.quantise, dots.cosines,
+           decay.known_terms, dots.dot64)
 print(json.dumps({kernel.__name__: list(map(str, kernel.nopython_signatures)) for kernel in kernels}))
 """
     run = subprocess.run(
@@ -138,7 +143,9 @@ print(json.dumps({kernel.__name__: list(map(str, kernel.nopython_signatures)) fo
     many = {name: len(signatures) for name, signatures in json.loads(run.stdout).items()}
     assert many.pop("known_terms") in (1, 2)  # what is loaded with a kernel from the cache does not count
     assert many.pop("dot64") in (1, 2)
-    assert many == {"scan": 1, "screen": 1, "rescore": 1, "quantise": 1, "cosines": 1}
+    expected = {"scan", "screen", "rescore", "quantise", "cosines", "rank"}
+    expected |= {"likeness", "add_rows", "add_marked", "activate", "count_rows", "add_scores"}
+    assert many == dict.fromkeys(expected, 1)
 
 
 @pytest.mark.skipif(drawn.PLAIN, reason="nothing is compiled")

@@ -45,7 +45,7 @@ def test_before_the_first_vector_any_width_is_like_nothing():
         ),
         (lambda m: m.recall_many("x"), "recall_many got one text; pass a list of queries, or use recall"),
         (
-            lambda m: m.recall("x"),
+            lambda m: m.recall("x", relevance="cosine"),
             (
                 "this store has no embedder, so a text cannot be compared; pass vector=, or open the store with an "
                 "embedder"
@@ -82,4 +82,23 @@ def test_a_query_that_is_like_nothing_is_no_error():
     mem = memcore.open(embedder="hashed")
     mem.remember("x")
     for query in ("", " ", "\u200b", "!?"):
-        assert [hit.semantic_similarity for hit in mem.recall(query)] == [0.0]
+        for relevance in ("cosine", "hybrid"):
+            (hit,) = mem.recall(query, relevance=relevance)
+            assert (hit.semantic_similarity, hit.relevance_component) == (0.0, 0.0)
+
+
+def test_without_an_embedder_a_text_is_answered_by_its_words():
+    mem = memcore.open(embedder=None)
+    mem.remember_many(["the printer is out of paper", "the gateway is down"], now=1e9)
+    hits = mem.recall("gateway", now=1e9)
+    assert [hit.content for hit in hits] == ["the gateway is down", "the printer is out of paper"]
+    assert (hits[0].lexical > 0, hits[0].likeness, hits[0].semantic_similarity) == (True, 0.0, 0.0)
+    assert [many.ids for many in mem.recall_many(["gateway"], now=1e9)] == [hits.ids]
+
+
+def test_of_a_vector_the_default_is_the_cosine(mem):
+    default, plain = (mem.recall(vector=[1.0, 0.0], now=2e9, **more) for more in ({}, {"relevance": "cosine"}))
+    assert [(hit.id, hit.total_score) for hit in default] == [(hit.id, hit.total_score) for hit in plain]
+    assert default.explain()["plan"] == plain.explain()["plan"] == "exact scan, 1 thread"
+    (many,) = mem.recall_many(vectors=[[1.0, 0.0]], now=2e9)
+    assert [(hit.id, hit.total_score) for hit in many] == [(hit.id, hit.total_score) for hit in plain]

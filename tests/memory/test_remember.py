@@ -157,6 +157,7 @@ def test_an_embedder_that_fails_leaves_nothing_behind():
         lambda: mem.remember_many(["fine", "boom"]),
         lambda: mem.update(mem.list()[0].id, content="boom"),
         lambda: mem.recall("boom"),
+        lambda: mem.recall("boom", relevance="cosine"),
     ):
         with pytest.raises(RuntimeError, match="the model is down"):
             call()

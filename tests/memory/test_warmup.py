@@ -29,10 +29,21 @@ mem.recall(k=3)
 mem.recall_many(vectors=rng.standard_normal((20, 8)), k=3, where={"kind": "episodic"})
 text = memcore.open(embedder="hashed")
 text.remember("a deploy failed")
-text.recall("deploy")
-for relevance in ("lexical", "hybrid"):
-    text.recall("deploy", relevance=relevance, where={"kind": "episodic"})
-    mem.recall("x", relevance=relevance)
+def ask():
+    for relevance in ("cosine", "lexical", "hybrid"):
+        text.recall("deploy", relevance=relevance, where={"kind": "episodic"})
+        text.recall_many(["deploy", "what failed yesterday"], relevance=relevance)
+        if relevance != "cosine":
+            mem.recall("x", relevance=relevance)
+        if relevance != "lexical":
+            text.recall("deploy", relevance=relevance, min_similarity=0.1)
+ask()
+ids = text.remember_many([f"deploy {i} is done" for i in range(9)]).ids
+ask()
+text.forget(ids[3])  # one of many: its vector is taken off the sum
+ask()
+text.forget(ids[4:])  # most: those of the others are added
+ask()
 assert compiled() == before, {n: c for n, c in compiled().items() if before[n] != c}
 """
 

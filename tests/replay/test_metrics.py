@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from memcore.errors import InvalidInput
 from memcore.replay.metrics import (
     Answer,
+    Difference,
     Percentiles,
     Scores,
     Tokens,
     answers_line,
+    bootstrap,
+    difference,
     evaluate,
     ndcg,
     percentiles,
@@ -106,11 +109,12 @@ def test_a_hand_computed_example():
     assert found.overall == Scores(
         questions=3,
         recall={1: 0.5 / 3, 2: 1.5 / 3, 4: 1.5 / 3},
+        intervals={1: (0, 0.5), 2: (0, 1), 4: (0, 1)},  # of 27 draws of three, one is the best three times
         mrr=1.5 / 3,
         ndcg=pytest.approx((1 / log3 + 1 / (1 + 1 / log3) + 0) / 3),
     )
     assert found.categories["one"].recall == {1: 0.25, 2: 0.75, 4: 0.75}
-    assert found.categories["two"] == Scores(1, {1: 0.0, 2: 0.0, 4: 0.0}, 0.0, 0.0)
+    assert found.categories["two"] == Scores(1, {1: 0.0, 2: 0.0, 4: 0.0}, {1: (0, 0), 2: (0, 0), 4: (0, 0)}, 0.0, 0.0)
     assert (found.asked, found.unknown_evidence, found.depth) == (6, 2, 4)
     assert found.left_out == {
         "labelled evidence is not in the trace": 1,
@@ -133,9 +137,36 @@ def test_the_ideal_of_ndcg_has_at_most_ten_gains():
     assert ndcg(many, set(many)) == 1.0
 
 
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_an_interval_lies_within_what_was_found_and_about_its_mean(values):
+    (interval,) = bootstrap([[value] for value in values])
+    mean, slack = sum(values) / len(values), 1e-12
+    assert min(values) - slack <= interval.low <= mean + slack
+    assert mean - slack <= interval.high <= max(values) + slack
+    assert bootstrap([[value] for value in values]) == [interval]  # the same each time
+
+
+def test_an_interval_is_that_of_a_share():
+    """Of 400 questions with 300 found the standard error is sqrt(.75 * .25 / 400), and 95 % lie within 1.96 of them."""
+    shares, none = bootstrap([[float(i < 300), 0.0] for i in range(400)])
+    assert shares == pytest.approx((0.75 - 0.0424, 0.75 + 0.0424), abs=0.005)
+    assert none == (0, 0)
+
+
+def test_a_difference_is_told_question_by_question():
+    first = [answer("ab", "b"), answer("ab", "b"), answer("ab", "")]
+    other = [answer("ba", "b"), answer("x", "b"), answer("ab", "")]
+    found = difference(first, other, (1, 2))
+    assert found.recall == {1: 0.5, 2: -0.5}  # the third counts in neither
+    assert found.intervals == {1: (0, 1), 2: (-1, 0)}
+    same = difference(first, first, (1, 2))
+    assert (same.recall, same.intervals) == ({1: 0, 2: 0}, {1: (0, 0), 2: (0, 0)})
+    assert difference([], [], (1,)) == Difference({1: None}, {1: None})
+
+
 def test_nothing_asked_is_none_and_not_nan():
     found = evaluate([], (5,))
-    assert found.overall == Scores(0, {5: None}, None, None)
+    assert found.overall == Scores(0, {5: None}, {5: None}, None, None)
     assert (found.asked, found.categories, found.left_out, found.depth) == (0, {}, {}, 0)
 
 

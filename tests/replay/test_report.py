@@ -6,8 +6,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcore.replay.metrics import Answer, Percentiles, Tokens, evaluate, percentiles
-from memcore.replay.report import Report, TraceCount
+from memcore.replay.metrics import Answer, Percentiles, Tokens, difference, evaluate, percentiles
+from memcore.replay.report import Compared, Report, TraceCount
 
 NOT_MEASURED = Percentiles(0, None, None, None)
 
@@ -24,6 +24,7 @@ def report(**fields):
         "evaluation": evaluate(answers, (1, 3)),
         "write_s": percentiles([0.002]),
         "recall_s": percentiles([0.0001, 0.0003]),
+        "compared": [],
         "rows_per_second": 123456.789,
         "bytes_on_disk": 2_097_152,
         "bytes_in_memory": None,
@@ -49,12 +50,13 @@ Left out: 1 (unanswerable, no evidence labelled).
 In no denominator: 1 evidence id not in their traces.
 R@k: the share of a question's evidence among its first k retrieved. MRR: 1 / rank of the first evidence
 among the 3 retrieved at most. nDCG@10: binary gain.
+In brackets: the 95 % interval, by bootstrap over questions.
 
 | category | questions | R@1 | R@3 | MRR | nDCG@10 |
 | --- | ---: | ---: | ---: | ---: | ---: |
-| 1 multi-hop | 1 | 0.000 | 1.000 | 0.500 | 0.631 |
-| 4 single-hop | 1 | 0.500 | 0.500 | 1.000 | 0.613 |
-| **all** | 2 | 0.250 | 0.750 | 0.750 | 0.622 |
+| 1 multi-hop | 1 | 0.000 [0.000, 0.000] | 1.000 [1.000, 1.000] | 0.500 | 0.631 |
+| 4 single-hop | 1 | 0.500 [0.500, 0.500] | 0.500 [0.500, 0.500] | 1.000 | 0.613 |
+| **all** | 2 | 0.250 [0.000, 0.500] | 0.750 [0.500, 1.000] | 0.750 | 0.622 |
 
 ## Speed
 
@@ -98,6 +100,36 @@ Tokens: means over 3 answers.
     )
 
 
+def test_relevances_are_compared_side_by_side():
+    first = [Answer("t", i, "q", ("a", "b"), ("b",)) for i in range(2)]  # at rank 2, both
+    other = [Answer("t", 0, "q", ("b", "a"), ("b",)), Answer("t", 1, "q", ("x",), ("b",))]  # one at 1, one not at all
+    compared = [
+        Compared("hybrid", evaluate(first, (1, 3)).overall, None, percentiles([0.002])),
+        Compared("cosine", evaluate(other, (1, 3)).overall, difference(first, other, (1, 3)), percentiles([0.001])),
+    ]
+    told = report(evaluation=evaluate(first, (1, 3)), compared=compared)
+    assert """\
+## Compared
+
+| relevance | R@1 | R@3 | MRR | nDCG@10 | recall p50 ms |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| hybrid | 0.000 | 1.000 | 0.500 | 0.631 | 2.000 |
+| cosine | 0.500 | 0.500 | 0.500 | 0.500 | 1.000 |
+
+Beside hybrid, question by question, with the 95 % interval:
+
+| relevance | R@1 | R@3 |
+| --- | ---: | ---: |
+| cosine | +0.500 [+0.000, +1.000] | -0.500 [-1.000, +0.000] |
+
+## Speed
+""" in told.to_markdown()
+    hybrid, cosine = json.loads(told.to_json())["compared"]
+    assert hybrid["difference"] is None
+    assert cosine["difference"]["recall"] == {"1": 0.5, "3": -0.5}
+    assert "## Compared" not in report().to_markdown()
+
+
 def test_the_json_has_every_field_in_order_and_unrounded():
     text = report(rows_per_second=float("inf")).to_json()
     document = json.loads(text)
@@ -109,6 +141,7 @@ def test_the_json_has_every_field_in_order_and_unrounded():
         document["evaluation"]["overall"]["ndcg"]
         == evaluate([Answer("", 0, "", ("a", "b"), ("b",)), Answer("", 0, "", ("a",), ("a", "x"))], (1,)).overall.ndcg
     )
+    assert document["evaluation"]["overall"]["intervals"] == {"1": [0, 0.5], "3": [0.5, 1]}
     assert document["recall_s"] == {"n": 2, "p50": 0.0001, "p95": 0.0003, "p99": 0.0003}
     assert document["settings"]["k"] == [1, 3]
     assert text == report(rows_per_second=float("inf")).to_json()  # the same keys in the same order

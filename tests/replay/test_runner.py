@@ -80,7 +80,8 @@ def test_the_report_counts_and_its_figures_follow_from_the_answers():
     assert report.bytes_on_disk is None
     assert report.bytes_in_memory > 0
     document = json.loads(report.to_json())
-    assert document["settings"]["weights"] == [0.5, 0.3, 0.2]
+    assert document["settings"]["weights"] == [1, 0, 0]  # relevance alone
+    assert document["settings"]["relevance"] == "hybrid"
     assert document["settings"]["decay_rate per hour"] == 0.01
 
 

@@ -167,15 +167,28 @@ def test_case_A1_an_embedder_of_another_width_is_refused_and_the_store_stays_as_
     "verb",
     [
         lambda mem: mem.recall("tea"),
+        lambda mem: mem.recall("tea", relevance="cosine"),
         lambda mem: mem.recall_many(["tea"]),
-        lambda mem: mem.recall_many([f"tea {i}" for i in range(9)]),
+        lambda mem: mem.recall_many([f"tea {i}" for i in range(9)], relevance="cosine"),
         lambda mem: mem.recall_many(["tea"] * 9, scopes=[mem.scope("t")] * 9),
+        lambda mem: mem.recall_many(["tea"] * 9, scopes=[mem.scope("t")] * 9, relevance="cosine"),
         lambda mem: mem.recall("tea", tiers="cold"),
         lambda mem: mem.remember("tea"),
         lambda mem: mem.remember_many(["tea", "coffee"]),
         lambda mem: mem.update(mem.list()[0], content="tea"),
     ],
-    ids=["recall", "one of many", "many", "scopes", "cold", "remember", "remember_many", "update"],
+    ids=[
+        "recall",
+        "cosine",
+        "one of many",
+        "many",
+        "scopes",
+        "scopes, cosine",
+        "cold",
+        "remember",
+        "remember_many",
+        "update",
+    ],
 )
 def test_case_A1_a_width_that_shows_after_both_have_opened_the_store_is_refused_by_every_verb(tmp_path, verb):
     """Neither had a row to go by when it opened the store. A query of 6 numbers must not be read as one of 8."""
@@ -191,7 +204,8 @@ def test_case_A1_a_width_that_shows_after_both_have_opened_the_store_is_refused_
         assert first.recall("water", k=1)[0].content == "water"
 
 
-def test_case_A1_scopes_that_are_embedded_anew_while_they_are_asked_are_asked_anew(mem, monkeypatch):
+@pytest.mark.parametrize("relevance", ["cosine", "hybrid"])
+def test_case_A1_scopes_that_are_embedded_anew_while_they_are_asked_are_asked_anew(mem, relevance, monkeypatch):
     """The embedder changes between the snapshots of two scopes: the query's old vector goes with none of the new."""
     scopes = [mem.scope(name) for name in ("t1", "t2")]
     for scope in scopes:
@@ -205,7 +219,8 @@ def test_case_A1_scopes_that_are_embedded_anew_while_they_are_asked_are_asked_an
         return real(self, *args, **more)
 
     monkeypatch.setattr(memcore.memory.Scope, "_snapshot", snapshot)
-    found = mem.recall_many(["green tea", "black coffee"], scopes=scopes, k=1, weights=(1, 0, 0))
+    asked = {"scopes": scopes, "k": 1, "weights": (1, 0, 0), "relevance": relevance}
+    found = mem.recall_many(["green tea", "black coffee"], **asked)
     assert [(hits[0].content, round(hits[0].semantic_similarity, 6)) for hits in found] == [
         ("green tea", 1.0), ("black coffee", 1.0),
     ]  # fmt: skip
@@ -290,14 +305,15 @@ def test_case_A5_an_embedder_that_gives_nan_leaves_nothing_half_written(path):
             lambda: mem.remember("bad"),
             lambda: mem.remember_many(["good too", "bad"]),
             lambda: mem.update(kept, content="bad"),
-            lambda: mem.recall("bad"),
-            lambda: mem.recall_many(["good", "bad"]),
+            *(lambda how=how: mem.recall("bad", relevance=how) for how in ("cosine", "hybrid")),
+            *(lambda how=how: mem.recall_many(["good", "bad"], relevance=how) for how in ("cosine", "hybrid")),
             lambda: mem.reembed(CallableEmbedder(lambda texts: [[math.inf]] * len(texts), name="other", dim=1)),
         ):
             with pytest.raises(memcore.InvalidInput, match=r"the result of embedder '\w+' has NaN or infinity in row"):
                 verb()
         assert [(r.content, r.version) for r in mem.list()] == [("good", 1)]
-        assert mem.recall("good", k=1, weights=(1, 0, 0))[0].total_score == pytest.approx(1)
+        (hit,) = mem.recall("good", k=1, weights=(1, 0, 0), relevance="cosine")
+        assert hit.total_score == pytest.approx(1)
         assert mem.verify().ok
 
 
@@ -1035,9 +1051,11 @@ def test_case_K5_rows_are_derived_from_once_however_often_is_asked_between(kind,
             for first in range(0, n, 50):
                 mem.remember_many([{"content": f"row {first + i}", "metadata": {"n": first + i}} for i in range(50)])
                 assert [len(texts) for texts in model.asked()] == [50]
-                assert mem.recall("row", k=1, where={"metadata.n": first + 7})[0].content == f"row {first + 7}"
-                assert len(mem.recall_many(["row", "row", "another"], k=3)[2]) == 3
-                assert model.asked() == [["row"], ["row", "another"]]
+                for relevance in ("cosine", "hybrid"):
+                    (hit,) = mem.recall("row", k=1, where={"metadata.n": first + 7}, relevance=relevance)
+                    assert hit.content == f"row {first + 7}"
+                    assert len(mem.recall_many(["row", "row", "another"], k=3, relevance=relevance)[2]) == 3
+                    assert model.asked() == [["row"], ["row", "another"]]
                 if first % 100:
                     mem.compact()
             assert model.asked() == []
@@ -1180,7 +1198,8 @@ def test_case_K9_only_what_is_new_or_has_another_text_is_embedded(path, tmp_path
         assert model.asked() == []
 
 
-def test_case_K9_equal_queries_are_embedded_once(mem):
+@pytest.mark.parametrize("relevance", ["cosine", "hybrid"])
+def test_case_K9_equal_queries_are_embedded_once(mem, relevance):
     model = Counting()
     mem.reembed(CallableEmbedder(model, name="counting", dim=DIM))
     scopes = [mem.scope("t1"), mem.scope("t2")]
@@ -1188,7 +1207,8 @@ def test_case_K9_equal_queries_are_embedded_once(mem):
         scope.remember_many(["green tea", "black coffee"])
     model.asked()
     queries = ["black coffee", "green tea", "black coffee", " ", "green tea", ""]
-    found = mem.recall_many(queries, scopes=[scopes[i % 2] for i in range(6)], k=1, weights=(1, 0, 0))
+    asked = {"scopes": [scopes[i % 2] for i in range(6)], "k": 1, "weights": (1, 0, 0), "relevance": relevance}
+    found = mem.recall_many(queries, **asked)
     assert model.asked() == [["black coffee", "green tea", ""]]
     assert [hits[0].content for hits in (*found[:3], found[4])] == [
         "black coffee", "green tea", "black coffee", "green tea",

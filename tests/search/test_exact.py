@@ -336,16 +336,21 @@ def test_each_query_of_a_batch_may_have_a_scope_of_its_own():
         expected = [told(scope.recall(vector=q, now=SECONDS, **terms)) for scope, q in zip(asked, queries, strict=True)]
         assert list(map(told, mem.recall_many(vectors=queries, scopes=asked, now=SECONDS, **terms))) == expected
         assert len({tuple(hits) for hits in expected}) == 40
-    text = memcore.open(embedder="hashed")
+    text = memcore.open(embedder="hashed", clock=lambda: SECONDS)
     here, there = text.scope("here"), text.scope("there")
     here.remember("the door is blue")
     there.remember("the door is red")
-    found = text.recall_many(["door", "the door", "door"], scopes=[there, here, here])
-    assert [[hit.content for hit in hits] for hits in found] == [
-        ["the door is red"],
-        ["the door is blue"],
-        ["the door is blue"],
-    ]
+    for relevance in ("cosine", "hybrid"):
+        found = text.recall_many(["door", "the door", "door"], scopes=[there, here, here], relevance=relevance)
+        assert [[hit.content for hit in hits] for hits in found] == [
+            ["the door is red"],
+            ["the door is blue"],
+            ["the door is blue"],
+        ]
+        assert [hits[0].total_score for hits in found] == [
+            scope.recall(query, relevance=relevance)[0].total_score
+            for scope, query in ((there, "door"), (here, "the door"), (here, "door"))
+        ]
     assert text.recall_many([], scopes=[]) == []
 
 

@@ -488,5 +488,5 @@ def scattered(texts: list[str]) -> list[Any]:
 
 
 def plan_of(mem: memcore.Memory) -> str:
-    told: str = mem.recall("row 7").explain()["plan"]
+    told: str = mem.recall("row 7", relevance="cosine").explain()["plan"]
     return told
