@@ -114,8 +114,8 @@ def norm(vector: npt.NDArray[Any]) -> float:
 
 
 def centre(vectors: F32) -> F64:
-    """The mean of rows and of four rows of zeros."""
-    return np.array([math.fsum(map(float, column)) for column in vectors.T]) / (len(vectors) + 4)
+    """The mean of rows and of one row of zeros."""
+    return np.array([math.fsum(map(float, column)) for column in vectors.T]) / (len(vectors) + 1)
 
 
 def likeness(vectors: F32, query: F32) -> list[float]:

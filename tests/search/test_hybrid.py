@@ -65,7 +65,7 @@ def test_it_is_what_the_formula_says(mem, query, near):
     texts = [*TEXTS, "the gateway is owned by Ana", "a note about the gateway"]
     assert len(hits) == len(texts)
     likeness, lexical = likeness_of(mem, texts, query), lexical_of(texts, query)
-    base = [(alike + 4 * match + 0.25 * near) / 5.25 for alike, match in zip(likeness, lexical, strict=True)]
+    base = [(alike + 3 * match + 0.25 * near) / 4.25 for alike, match in zip(likeness, lexical, strict=True)]
     gained = naive.activation(base, [i % 2 if i < len(TEXTS) else None for i in range(len(texts))])
     for text, alike, match, mine, more in zip(texts, likeness, lexical, base, gained, strict=True):
         hit = hits[text]
