@@ -228,12 +228,12 @@ def next_bounds_of(
 
 @kernel
 def estimate(
-    first: I8, second: I8, third: I8, scale: U16, missed: U16, query: I16, told: F64, totals: I32, about: F32
+    first: I8, second: I8, third: I8, scale: U16, missed: U16, at: int, query: I16, told: F64, totals: I32, about: F32
 ) -> float:
     """about[r] is q.v for each row, float32 `(n,)`, off by at most what is returned, but for BOUND_ERROR.
 
-    The slabs, int8 `(n, width)` each, and `scale` and `missed`, uint16 `(3, room)` as of `quantise`, of which the first
-    n are read; `query` int16 `(d,)` and `told` float64 `(3, 4)` of `code_query`; `totals` int32 `(n,)` scratch.
+    The slabs, int8 `(n, width)` each, and `scale` and `missed`, uint16 `(3, room)` as of `quantise`, of which n are
+    read from `at` on; `query` int16 `(d,)` and `told` float64 `(3, 4)` of `code_query`; `totals` int32 `(n,)` scratch.
     """
     about[:] = 0
     most, begin = 0.0, 0
@@ -249,7 +249,8 @@ def estimate(
         code_dots(codes, query[begin : begin + width], totals)
         begin += width
         share, off, _, always = shares(told[slab], 1.0)
-        steps, misses, worst = scale[slab], missed[slab], np.uint16(0)
+        steps, misses = scale[slab, at : at + about.size], missed[slab, at : at + about.size]
+        worst = np.uint16(0)
         for r in range(about.size):
             about[r] += share * np.float32(totals[r]) * np.float32(steps[r])
             worst = max(worst, misses[r])

@@ -87,9 +87,10 @@ def candidates(
 
 
 @exact_kernel
-def needed(base: F64, session: I32, taking: U8, names: int, error: float, chosen: U8, out: U8) -> None:
+def needed(base: F64, session: I32, taking: U8, names: int, error: float, chosen: U8, beside: U8, out: U8) -> None:
     """out[r] = 1 for each row whose base the gained of a chosen one depends on: itself, its neighbours, and what can be
-    among the best of its session. Columns as of `activation.activate`; `base` is within `error`.
+    among the best of its session. Columns as of `activation.activate`; `base` is within `error`. `beside`, out too, is
+    `taking` of the sessions that have a chosen row: enough to activate these by.
     """
     best, asked = np.zeros((names, BEST)), np.zeros(names, np.uint8)
     for r in range(out.size):
@@ -104,7 +105,8 @@ def needed(base: F64, session: I32, taking: U8, names: int, error: float, chosen
                 best[s, place], mine = mine, best[s, place]
     last = np.full((names, 2), -1)
     for r in range(out.size):
-        if not taking[r] or not asked[session[r]]:
+        beside[r] = np.uint8(taking[r] and asked[session[r]])
+        if not beside[r]:
             continue
         s = session[r]
         if base[r] >= best[s, BEST - 1] - 2.0 * error:

@@ -523,19 +523,17 @@ def scan(
 
 @exact_kernel
 def rank(
-    relevance: F64, allowed: U8, event_time: I64, importance: F32, id_hi: U64, id_lo: U64, base: int, now: int,
+    relevance: F64, known: F32, event_time: I64, importance: F32, id_hi: U64, id_lo: U64, base: int, now: int,
     decay_rate: float, alpha: float, beta: float, gamma: float, min_score: float, scores: F64, times: I64, his: U64,
     los: U64, rows: I64, size: int,
 ) -> int:  # fmt: skip
     """Offers rows whose relevance is known, float64 `(n,)`, to a heap, `scores` ... `rows` `(k,)`, k >= 1, of which
-    `size` are in use; the new size. The columns `(n,)` as for `scan`; `allowed` `(0,)` is all.
+    `size` are in use; the new size. The columns `(n,)` as for `scan`; `known` as of `decay.known_terms`.
     """
     for r in range(relevance.size):
-        if allowed.size and not allowed[r]:
-            continue
-        most = alpha * relevance[r] + beta + gamma * np.float64(importance[r])
-        if most < min_score or (size == scores.size and most + KNOWN_ERROR < scores[0]):
-            continue  # an exponential spared
+        most = alpha * relevance[r] + np.float64(known[r]) + KNOWN_ERROR
+        if most < min_score or (size == scores.size and most < scores[0]) or known[r] == -np.inf:
+            continue  # an exponential spared: 50,000 of them took 5 ms
         score = exact_score(relevance[r], event_time[r], importance[r], now, decay_rate, alpha, beta, gamma)
         if score >= min_score:
             size = offer(scores, times, his, los, rows, size, score, event_time[r], id_hi[r], id_lo[r], base + r)

@@ -76,7 +76,7 @@ def best(snapshot: Snapshot, masks: Masks, query: F32 | None, ask: Ask) -> Found
         )  # fmt: skip
 
     for thread in threads[1:]:
-        _help(partial(run, thread, False))
+        help_with(partial(run, thread, False))
     run(threads[0], False)
     again = many > 1 and not done.all()
     if again:
@@ -318,7 +318,7 @@ _calls: SimpleQueue[Callable[[], Any]] | None = None  # what waits for a helper
 _calls_lock = threading.Lock()
 
 
-def _help(run: Callable[[], Any]) -> None:
+def help_with(run: Callable[[], Any]) -> None:
     """Has a helper do this, when one is free. Who asks does by itself what is not done, so a fault is of no account.
 
     Helpers are daemons and no ThreadPoolExecutor, which takes no work once the interpreter begins to end, when threads

@@ -13,6 +13,7 @@ k. Cosines are summed in float32, the rest in float64.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from memcore.gate import KINDS
 from memcore.search import exact, lexical, times
 from memcore.search.ask import Ask, Found
+from memcore.store.codes import Codes
 from memcore.store.snapshot import EVERY, Masks, Part, Selection, Snapshot
 from memcore_kernels import activation, centre, relevance, scan, topk
 from memcore_kernels.codes import BOUND_ERROR, estimate
@@ -39,6 +41,7 @@ TIME = 0.25
 HALF = 0.085
 # The mean is drawn to 0 as if so many rows of zeros stood in the scope: about its own mean, one row is like nothing.
 FEW = 1
+_PIECE = 4 * BLOCK  # coded rows that a thread takes at a time
 _EPISODIC = KINDS.index("episodic")
 
 F32 = npt.NDArray[np.float32]
@@ -60,7 +63,8 @@ def best_by_words(snapshot: Snapshot, masks: Masks, selection: Selection, query:
     """The exact top k by the total score, with how well the words match in place of the cosine."""
     matches = lexical.matches(snapshot, query, selection.as_of)
     none = np.zeros(len(matches))
-    return _ranked(snapshot, masks, Parts(matches, none, matches, none, none), "lexical index", ask)
+    parts = Parts(matches, none, matches, none, none)
+    return _ranked(snapshot, _known(snapshot, masks, ask), _passed(snapshot, masks), parts, "lexical index", ask)
 
 
 def best_hybrid(
@@ -74,8 +78,6 @@ def best_hybrid(
     words = lexical.matches(snapshot, query, selection.as_of)
     n = len(words)
     base, gained, made = np.empty(n), np.empty(n), np.empty(n)
-    if not n:
-        return _ranked(snapshot, masks, Parts(words, words, words, words, words), "nothing to rank", ask)
     named = times.spans(query, ask.now)
     temporal = times.nearness(_column(snapshot, "event_time"), named) if named else np.zeros(0)
     alike = np.zeros(n, np.float32)
@@ -86,44 +88,73 @@ def best_hybrid(
         error = _alike(snapshot, *about, alike)
     if ask.min_similarity > -np.inf:
         masks = _near(snapshot, masks, vector, ask.min_similarity)
-    turns, passed = _turns(snapshot, selection), _passed(snapshot, masks)
+    turns, passed, known = _turns(snapshot, selection), _passed(snapshot, masks), _known(snapshot, masks, ask)
     plan = "hybrid, all rows"
     relevance.bases(alike, words, temporal, WORDS, TIME, base)
     activation.activate(base, *turns, gained)
     if about is not None and error:
         plan = "hybrid, int8 codes"
-        off = error / (1 + WORDS + TIME)
-        chosen = _candidates(snapshot, masks, base, gained, off, ask)
-        wanted = np.empty(n, np.uint8)
-        relevance.needed(base, *turns, off, chosen, wanted)
+        off, k = error / (1 + WORDS + TIME), min(ask.k, passed)
+        chosen, wanted = np.zeros(n, np.uint8), np.empty(n, np.uint8)
+        if k:
+            lower, upper = np.empty(n, np.float32), np.empty(n, np.float32)
+            relevance.candidates(
+                base, gained, known, activation.MOST, HALF, off, ask.weights.alpha, 2 * KNOWN_ERROR, k, lower, upper,
+                chosen,
+            )  # fmt: skip
+        session, taking, names = turns
+        beside = np.empty(n, np.uint8)
+        relevance.needed(base, session, taking, names, off, chosen, beside, wanted)
         _alike_exactly(snapshot, *about, np.flatnonzero(wanted), alike)
         relevance.bases(alike, words, temporal, WORDS, TIME, base)
-        activation.activate(base, *turns, gained)
-        masks = Masks([chosen[part.base : part.base + part.n] for part in snapshot.parts])
+        activation.activate(base, session, beside, names, gained)
+        known[chosen == 0] = -np.inf
     snapshot.let_go()
     relevance.relevances(base, gained, activation.MOST, HALF, made)
     parts = Parts(made, alike, words, temporal if named else np.zeros(n), gained / activation.MOST)
-    return _ranked(snapshot, masks, parts, plan, ask, passed)
+    return _ranked(snapshot, known, passed, parts, plan, ask)
 
 
 def _alike(snapshot: Snapshot, query: F32, shift: float, scale: float, out: F32) -> float:
-    """Each row's likeness, from its codes where it has any; how far it can be off."""
-    error = 0.0
+    """Each row's likeness, from its codes where it has any; how far it can be off. Two threads take pieces of the codes
+    in turns, and neither waits for the other: what the helper has not done, this thread does too.
+    """
+    pieces: list[tuple[int, Codes, int, int]] = []
     asked: dict[Any, Any] = {}
     for part in snapshot.parts:
         here = out[part.base : part.base + part.n]
         codes = snapshot.coder.codes(part.segment, part.n) if part.segment.dim == snapshot.dim else None
-        coded = 0 if codes is None else min(codes.rows, part.n)
-        if codes is not None and coded:
+        coded = 0
+        if codes is not None:
+            coded = min(codes.rows, part.n)
             if codes.rotation not in asked:
                 asked[codes.rotation] = exact.coded(query, codes.rotation)
-            numbers, told = asked[codes.rotation]
-            products, totals = np.empty(coded, np.float32), np.empty(coded, np.int32)
-            one, two, three = (slab[:coded] for slab in codes.slabs)
-            off = estimate(one, two, three, codes.scale, codes.missed, numbers, told, totals, products)
-            centre.likely(products, shift, scale, here[:coded])
-            error = max(error, (off + BOUND_ERROR + scan.dot_error(snapshot.dim)) * scale)
+            pieces += ((part.base, codes, i, min(i + _PIECE, coded)) for i in range(0, coded, _PIECE))
         centre.likeness(part.columns["vector"][coded : part.n], query, shift, scale, here[coded:])
+    done: list[tuple[float, F32] | None] = [None] * len(pieces)
+    taken = itertools.count()
+
+    def estimated(piece: tuple[int, Codes, int, int]) -> tuple[float, F32]:
+        _, codes, first, last = piece
+        products, totals = np.empty(last - first, np.float32), np.empty(last - first, np.int32)
+        one, two, three = (slab[first:last] for slab in codes.slabs)
+        numbers, told = asked[codes.rotation]
+        off = estimate(one, two, three, codes.scale, codes.missed, first, numbers, told, totals, products)
+        return off, products
+
+    def run() -> None:
+        while (j := next(taken)) < len(pieces):
+            done[j] = estimated(pieces[j])
+
+    if len(out) >= exact.PARALLEL_ROWS and exact.THREADS > 1:
+        exact.help_with(run)
+    run()
+    error = 0.0
+    for piece, made in zip(pieces, done, strict=True):
+        off, products = made or estimated(piece)
+        base, _, first, last = piece
+        centre.likely(products, shift, scale, out[base + first : base + last])
+        error = max(error, (off + BOUND_ERROR + scan.dot_error(snapshot.dim)) * scale)
     return error
 
 
@@ -134,29 +165,6 @@ def _alike_exactly(snapshot: Snapshot, query: F32, shift: float, scale: float, p
         if last > first:
             here = out[part.base : part.base + part.n]
             centre.likeness_of(part.columns["vector"], positions[first:last] - part.base, query, shift, scale, here)
-
-
-def _candidates(
-    snapshot: Snapshot, masks: Masks, base: F64, gained: F64, error: float, ask: Ask
-) -> npt.NDArray[np.uint8]:
-    """Which rows can be among the k best: uint8 `(n,)` by position."""
-    n = len(base)
-    known, chosen = np.empty(n, np.float32), np.zeros(n, np.uint8)
-    lower, upper = np.empty(n, np.float32), np.empty(n, np.float32)
-    _, beta, gamma = ask.weights
-    for part, mask in zip(snapshot.parts, masks, strict=True):
-        event_time, importance = part.columns["event_time"], part.columns["importance"]
-        known_terms(
-            event_time, importance, mask, ask.now, ask.decay_rate, beta, gamma, known[part.base : part.base + part.n],
-            np.empty(-(-part.n // BLOCK), np.float32),
-        )  # fmt: skip
-    k = min(ask.k, _passed(snapshot, masks))
-    if k:
-        relevance.candidates(
-            base, gained, known, activation.MOST, HALF, error, ask.weights.alpha, 2 * KNOWN_ERROR, k, lower, upper,
-            chosen,
-        )  # fmt: skip
-    return chosen
 
 
 def _turns(snapshot: Snapshot, selection: Selection) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], int]:
@@ -238,19 +246,31 @@ def _without(names: Sequence[str], session: Any) -> Any:
     return session == names.index("default") if "default" in names else np.zeros(len(session), np.bool_)
 
 
-def _ranked(snapshot: Snapshot, masks: Masks, parts: Parts, plan: str, ask: Ask, passed: int | None = None) -> Found:
-    """The top k of rows whose relevance is known: all that masks let through, also those without any, since they may be
-    recent and important. `passed` of them were let through before it was known that most can't be among the k.
+def _known(snapshot: Snapshot, masks: Masks, ask: Ask) -> F32:
+    """What each row's score is beside its relevance, float32 `(n,)` by position; minus infinity where it is barred."""
+    known = np.empty(snapshot.rows(), np.float32)
+    _, beta, gamma = ask.weights
+    for part, mask in zip(snapshot.parts, masks, strict=True):
+        event_time, importance = part.columns["event_time"], part.columns["importance"]
+        known_terms(
+            event_time, importance, mask, ask.now, ask.decay_rate, beta, gamma, known[part.base : part.base + part.n],
+            np.empty(-(-part.n // BLOCK), np.float32),
+        )  # fmt: skip
+    return known
+
+
+def _ranked(snapshot: Snapshot, known: F32, passed: int, parts: Parts, plan: str, ask: Ask) -> Found:
+    """The top k of rows whose relevance is known: of all that are not barred, also those without any relevance, since
+    they may be recent and important. The masks let `passed` through.
     """
-    passed = _passed(snapshot, masks) if passed is None else passed
     k, size = min(ask.k, passed), 0
     halves = np.empty((2, k), np.uint64)
     heap: tuple[Any, Any, Any, Any, Any] = (np.empty(k), np.empty(k, np.int64), *halves, np.empty(k, np.int64))
-    for part, mask in zip(snapshot.parts, masks, strict=True) if k else ():
-        c = part.columns
+    for part in snapshot.parts if k else ():
+        c, here = part.columns, slice(part.base, part.base + part.n)
         size = scan.rank(
-            parts.relevance[part.base : part.base + part.n], mask, c["event_time"], c["importance"], c["id_hi"],
-            c["id_lo"], part.base, ask.now, ask.decay_rate, *ask.weights, ask.min_score, *heap, size,
+            parts.relevance[here], known[here], c["event_time"], c["importance"], c["id_hi"], c["id_lo"], part.base,
+            ask.now, ask.decay_rate, *ask.weights, ask.min_score, *heap, size,
         )  # fmt: skip
     found: Any = [column[:size] for column in heap]
     scores, positions = topk.ranked(k, *found)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import drawn
 import naive
-from memcore_kernels import lexical, scan
+from memcore_kernels import decay, lexical, scan
 
 K1, B = 0.9, 0.4
 ROWS = st.lists(st.lists(st.integers(0, 5), max_size=8), min_size=1, max_size=12)
@@ -81,7 +81,9 @@ def test_ranking_by_a_relevance_is_the_order_of_results(n, k, shares, data):
     allowed, least = data.draw(drawn.masks(n)), data.draw(st.sampled_from((-math.inf, 0.3)))
     ids = np.arange(n, dtype=np.uint64)
     heap = (np.empty(k), np.empty(k, np.int64), np.empty(k, np.uint64), np.empty(k, np.uint64), np.empty(k, np.int64))
-    size = scan.rank(relevance, allowed, times, importance, ids, ids, 5, drawn.NOW, 0.01, *shares, least, *heap, 0)
+    known, peaks = np.empty(n, np.float32), np.empty(-(-n // decay.BLOCK), np.float32)
+    decay.known_terms(times, importance, allowed, drawn.NOW, 0.01, *shares[1:], known, peaks)
+    size = scan.rank(relevance, known, times, importance, ids, ids, 5, drawn.NOW, 0.01, *shares, least, *heap, 0)
     order = []
     for r in range(n):
         score = scan.exact_score(relevance[r], times[r], importance[r], drawn.NOW, 0.01, *shares)

@@ -59,10 +59,10 @@ def test_what_is_left_out_cannot_be_among_the_best(n, k, alpha, seed, error, ses
     assert chosen[best].all()
     assert not chosen[~np.isfinite(known)].any()
 
-    wanted = np.empty(n, np.uint8)
-    relevance.needed(about, session, taking, sessions, error, chosen, wanted)
+    wanted, beside = np.empty(n, np.uint8), np.empty(n, np.uint8)
+    relevance.needed(about, session, taking, sessions, error, chosen, beside, wanted)
     mixed = np.where(wanted, base, about)
-    again, activated = total(mixed, session, taking, sessions, alpha, known)
+    again, activated = total(mixed, session, beside, sessions, alpha, known)
     assert (again[chosen != 0] == exact[chosen != 0]).all()
     assert (activated[chosen != 0] == gained[chosen != 0]).all()
 
@@ -78,7 +78,7 @@ def test_few_are_chosen_where_the_error_is_small():
         base, gained, np.zeros(n, np.float32), activation.MOST, HALF, 1e-3, 1.0, 4e-6, 10, *room, chosen
     )
     assert 10 <= many < 60
-    relevance.needed(base, session, taking, n // 50, 1e-3, chosen, wanted)
+    relevance.needed(base, session, taking, n // 50, 1e-3, chosen, np.empty(n, np.uint8), wanted)
     assert many <= wanted.sum() < 8 * many
 
 
@@ -98,6 +98,6 @@ def test_estimates_are_within_what_they_say(dim):
     numbers, told = np.empty(dim, np.int16), np.empty((3, 4))
     codes.code_query(query, ends, numbers, told)
     about = np.empty(n, np.float32)
-    off = codes.estimate(*slabs, scale, missed, numbers, told, np.empty(n, np.int32), about)
+    off = codes.estimate(*slabs, scale, missed, 0, numbers, told, np.empty(n, np.int32), about)
     assert np.abs(about - rows @ query).max() <= off + codes.BOUND_ERROR
     assert 0 < off < 0.05
