@@ -124,10 +124,12 @@ def _dates(told: Sequence[str], capital: Sequence[bool], code: int, today: datet
             while 0 <= j < len(told) and (told[j] in dates.BETWEEN or (len(named[j]) == 1 and named[j][0][1] in "dy")):
                 if named[j]:
                     key = named[j][0][:2]
-                    if key in parts:
+                    if key in parts or j in used:  # of the date before, as in "8 May 2023, 9 June 2022"
                         break
                     parts[key] = int(named[j][0][2:])
                     used.add(j)
+                    if key == "@y":
+                        break
                 j += step
         year, month, day = parts.get("@y"), parts["@m"], parts.get("@d")
         if not 1 <= month <= 12 or (year is not None and not 1 <= year < datetime.MAXYEAR):
