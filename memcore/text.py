@@ -18,11 +18,25 @@ _DENSE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u3130-\u318f"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
+# Where many signs may stand in a row. The two half-width marks are letters of Unicode, and signs once normalized.
+_MANY_SIGNS = re.compile("(?:[^\\w\\s!-~]|[\uff9e\uff9f]){64,}")
+_MOST_SIGNS = 30  # on one letter, as in Unicode's stream-safe format (UAX 15)
 
 
 def normal(text: str) -> str:
-    """NFKC: composed and decomposed, full-width and half-width forms are one."""
-    return text if text.isascii() else unicodedata.normalize("NFKC", text)
+    """NFKC: composed and decomposed, full-width and half-width forms are one. Of very many signs on one letter the
+    first ones are kept: to put them in order, `unicodedata` takes time that grows with the square of how many they are.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFKC", _MANY_SIGNS.sub(_first_signs, text))
+
+
+def _first_signs(run: re.Match[str]) -> str:
+    kept, signs = [], 0
+    for c in run.group():
+        signs = signs + 1 if c in "\uff9e\uff9f" or unicodedata.category(c)[0] == "M" else 0
+        if signs <= _MOST_SIGNS:
+            kept.append(c)
+    return "".join(kept)
 
 
 def bare(word: str) -> str:

@@ -48,6 +48,12 @@ _NEXT = frozenset(("next", "proximo", "proxima"))
 _AGO = frozenset(("ago", "atras"))
 _AGO_BEFORE = frozenset(("ha", "faz", "hace"))
 _SINCE = frozenset(("since", "desde"))
+_PHRASES = {
+    "day before yesterday": "anteontem", "antes de ontem": "anteontem", "antes de ayer": "anteayer",
+    "fim de semana": "weekend", "fin de semana": "weekend",
+    "a couple of": "two", "couple of": "two", "um par de": "two", "un par de": "two",
+}  # fmt: skip
+_PHRASE = re.compile(rf"(?<!\S)(?:{'|'.join(_PHRASES)})(?!\S)")
 _TOKENS = re.compile(r"[^\W_]+(?:[-/.][^\W_]+)*")
 
 F64 = npt.NDArray[np.float64]
@@ -69,8 +75,9 @@ def spans(query: str, now: int) -> list[Span]:
     try:
         today = datetime.date(1970, 1, 1) + datetime.timedelta(days=now // DAY)
         found = list(_dates(told, [token[0].isupper() for token in tokens], words.language(text), today))
-        found += _relative(told, now, today)
-    except OverflowError:  # of years that the calendar has not
+        single = _PHRASE.sub(lambda phrase: _PHRASES[phrase[0]], " ".join(told)).split()
+        found += _relative(single, now, today)
+    except (OverflowError, ValueError):  # of years that the calendar has not
         return []
     if any(word in _SINCE for word in told):
         found = [Span(span.start, max(span.end, now)) for span in found]
@@ -117,10 +124,12 @@ def _dates(told: Sequence[str], capital: Sequence[bool], code: int, today: datet
             while 0 <= j < len(told) and (told[j] in dates.BETWEEN or (len(named[j]) == 1 and named[j][0][1] in "dy")):
                 if named[j]:
                     key = named[j][0][:2]
-                    if key in parts:
+                    if key in parts or j in used:  # of the date before, as in "8 May 2023, 9 June 2022"
                         break
                     parts[key] = int(named[j][0][2:])
                     used.add(j)
+                    if key == "@y":
+                        break
                 j += step
         year, month, day = parts.get("@y"), parts["@m"], parts.get("@d")
         if not 1 <= month <= 12 or (year is not None and not 1 <= year < datetime.MAXYEAR):
@@ -128,6 +137,11 @@ def _dates(told: Sequence[str], capital: Sequence[bool], code: int, today: datet
         if year is None:
             begun = (month, day or 1) <= (today.month, today.day)
             year = today.year if begun else today.year - 1
+            beside = {*told[max(i - 1, 0) : i], *told[i + 1 : i + 2]}
+            if beside & _NEXT:
+                year += 1
+            elif month == today.month and day is None and beside & (_LAST | _GONE):
+                year -= 1
         if day is None:
             yield _month(year, month)
             continue
@@ -162,7 +176,7 @@ def _relative(told: Sequence[str], now: int, today: datetime.date) -> Iterator[S
         earlier = told[i - 2] if i > 1 else ""
         if count is not None and (behind in _AGO or earlier in _AGO_BEFORE):
             yield _ago(unit, count, now, today)
-        elif count is not None and (earlier in _LAST or behind in _GONE):
+        elif count is not None and (earlier in _LAST or (behind in _GONE and count > 1)):  # "a semana passada" is one
             yield Span(_ago(unit, count, now, today).start, now + 1)
         elif before in _LAST or behind in _GONE:
             yield _whole(unit, -1, now, today)

@@ -33,15 +33,16 @@ SHORT_MONTHS = {name: month for month, names in enumerate(_SHORT_MONTHS, 1) for 
 WEEKDAYS = {name: day for day, names in enumerate(_WEEKDAYS) for name in names.split()}
 SHORT_WEEKDAYS = {name: day for day, name in enumerate(_SHORT_WEEKDAYS)}
 _OTHER_WORDS = {"may", "march", "marco"}  # besides months
+_OTHER_SHORT_WORDS = {"set", "out", "ago"}  # "2 out of 3" is no date, "2 de out" and "out 2023" are
 _LEADING = (
     "in since until till by during last next this early late mid em desde ate durante ultimo proximo este en hasta",
     "na nesta desta ultima proxima toda passada essa nessa",
 )
 _BEFORE_MONTHS, _BEFORE_WEEKDAYS = (frozenset(leading.split()) for leading in _LEADING)
 BETWEEN = frozenset(("of", "the", "de", "do", "del"))
-_ISO = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?")
-_SLASHED = re.compile(r"(\d{1,2})[/.](\d{1,2})[/.](\d{4})")
-_DAY = re.compile(r"(\d{1,2})(?:st|nd|rd|th|o|a)?")
+_ISO = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2})(?:t\d.*)?)?|(\d{4})/(\d{1,2})/(\d{1,2})")
+_SLASHED = re.compile(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})")
+_DAY = re.compile(r"(\d{1,2})(?:st|nd|rd|th|\.?[oa])?")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _EPOCH = datetime.date(1970, 1, 1)
 US_OF_DAY = 86_400_000_000
@@ -65,7 +66,7 @@ def named(words: Sequence[str], capital: Sequence[bool], *, day_first: bool) -> 
     found: list[tuple[str, ...]] = [()] * len(words)
     for i, word in enumerate(words):
         if parts := _ISO.fullmatch(word):
-            year, month, day = parts.groups()
+            year, month, day = parts.groups()[3:] if parts[4] else parts.groups()[:3]
             found[i] = (f"@y{int(year)}", f"@m{int(month)}", *((f"@d{int(day)}",) if day else ()))
         elif parts := _SLASHED.fullmatch(word):
             one, two, year = map(int, parts.groups())
@@ -87,6 +88,9 @@ def month_of(words: Sequence[str], capital: Sequence[bool], i: int) -> int | Non
     word = words[i]
     if word not in MONTHS and word not in SHORT_MONTHS:
         return None
+    if word in _OTHER_SHORT_WORDS:
+        beside = {*words[max(i - 1, 0) : i], *words[i + 1 : i + 2]}
+        return SHORT_MONTHS[word] if "de" in beside or any(map(_YEAR.fullmatch, beside)) else None
     if _number_beside(words, i):
         return MONTHS.get(word) or SHORT_MONTHS[word]
     if word not in MONTHS:
