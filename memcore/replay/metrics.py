@@ -26,6 +26,7 @@ from memcore.errors import InvalidInput
 
 NDCG_DEPTH = 10
 _RESAMPLES = 2_000
+_DRAWN = 4_000_000  # numbers drawn at once
 
 # Why a question does not count, in the order in which the reasons are tried.
 NOT_IN_TRACE = "labelled evidence is not in the trace"
@@ -204,7 +205,9 @@ def bootstrap(rows: Sequence[Sequence[float]]) -> list[Interval]:
     columns = np.array(rows, np.float64)
     n = len(columns)
     rng = np.random.default_rng(0)
-    drawn = rng.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES) @ columns / n
+    at_once = max(_DRAWN // n, 1)  # 100,000 questions, all resamples together, would take 1.6 GB
+    sizes = [min(at_once, _RESAMPLES - done) for done in range(0, _RESAMPLES, at_once)]
+    drawn = np.concatenate([rng.multinomial(n, np.full(n, 1 / n), size=size) @ columns / n for size in sizes])
     low, high = np.percentile(drawn, (2.5, 97.5), axis=0)
     return [Interval(*ends) for ends in zip(low.tolist(), high.tolist(), strict=True)]
 

@@ -94,8 +94,10 @@ def _line(hit: Hit) -> str:
         about.append(hit.kind)
     if hit.source not in ("", "observation"):
         about.append(f"from {_flat(hit.source)}")
-    named = "" if hit.key is None else f"{_flat(hit.key)}: "
-    said = _untrusted(f"{named}{hit.content}") if hit.untrusted else named + _safe(hit.content)
+    if hit.untrusted:
+        said = _untrusted(hit.content if hit.key is None else f"{hit.key}: {hit.content}")
+    else:
+        said = ("" if hit.key is None else f"{_flat(hit.key)}: ") + _safe(hit.content)
     return f"- [{', '.join(about)}] {said}" + (f" (×{hit.count})" if hit.count > 1 else "")
 
 

@@ -77,6 +77,8 @@ def best_hybrid(
     """
     words = lexical.matches(snapshot, query, selection.as_of)
     n = len(words)
+    if not n:
+        return _ranked(snapshot, words.astype(np.float32), 0, Parts(*[words] * 5), "nothing to rank", ask)
     base, gained, made = np.empty(n), np.empty(n), np.empty(n)
     named = times.spans(query, ask.now)
     temporal = times.nearness(_column(snapshot, "event_time"), named) if named else np.zeros(0)

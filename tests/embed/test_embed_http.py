@@ -37,6 +37,9 @@ class Server(ThreadingHTTPServer):
         self.keys: list[str | None] = []
         self.waits: list[float] = []
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asks may have gone, when it was not to wait any longer."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1/embeddings"
