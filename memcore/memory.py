@@ -1742,6 +1742,10 @@ def verify(
     )
 
 
+def _alike(texts: Sequence[str]) -> F32:
+    return np.ones((len(texts), 2), np.float32)
+
+
 def warmup(embedder: EmbedderSpec | None = "static") -> None:
     """Compiles every kernel that a first call needs and loads the embedder, so that the first recall is a fast one.
 
@@ -1749,7 +1753,7 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
     """
     from memcore import embed
     from memcore.search.exact import FEW
-    from memcore.store.codes import Codes
+    from memcore.store.codes import BLOCK, Codes
     from memcore_kernels.codes import code_query, turned
 
     if embedder is not None:
@@ -1759,10 +1763,10 @@ def warmup(embedder: EmbedderSpec | None = "static") -> None:
         mem.remember_many([{"content": "warm up", "vector": row} for row in rows])
         mem.recall(vector=rows[0])
         mem.recall_many(vectors=np.tile(rows, (FEW, 1)))  # enough for the kernels that serve many at once
-    with open(embedder="hashed") as mem:
-        ids = mem.remember_many(["warm up", "once more", "and again"])
+    with open(embedder=_alike) as mem:
+        ids = mem.remember_many(["warm up"] * (BLOCK + 1))  # enough for codes
         mem.forget(ids[0])  # what is forgotten is taken off the sum of vectors by a kernel of its own
-        mem.recall("warm up", relevance="hybrid")
+        mem.recall("warm up")
     columns = {"vector": rows, "event_time": np.zeros(2, np.int64), "importance": np.zeros(2, np.float32)}
     Codes(2, 2, None).extend(columns, 2)  # what a recall over more rows asks for first
     turned(rows[0], np.eye(2), np.empty(2))

@@ -85,7 +85,7 @@ def best_hybrid(
     alike = np.zeros(n, np.float32)
     error = 0.0
     about = None
-    if vector is not None and vector.any():
+    if vector is not None and snapshot.dim and vector.any():
         about = _about(snapshot, lexical.standing(snapshot, selection.as_of), vector)
         error = _alike(snapshot, *about, alike)
     if ask.min_similarity > -np.inf:

@@ -44,6 +44,9 @@ text.forget(ids[3])  # one of many: its vector is taken off the sum
 ask()
 text.forget(ids[4:])  # most: those of the others are added
 ask()
+text.remember_many([f"row {i} of {i % 7}" for i in range(5_000)])
+ask()
+assert text.recall("row 5").explain()["plan"] == "hybrid, int8 codes"
 assert compiled() == before, {n: c for n, c in compiled().items() if before[n] != c}
 """
 

@@ -182,3 +182,12 @@ def test_the_same_hits_after_sealing_and_reopening(tmp_path):
         table = hybrid(mem, "gateway").to_arrow()
         assert {"relevance_component", "likeness", "lexical", "temporal", "activation"} <= set(table.column_names)
         assert np.all(np.diff(table.column("total_score").to_numpy()) <= 0)
+
+
+def test_rows_without_vectors_are_found_by_their_words_alone(tmp_path):
+    with memcore.open(tmp_path, embedder=None, clock=lambda: NOW) as bare:
+        bare.remember_many(["gateway timeout", "lunch"])
+    with memcore.open(tmp_path, embedder="hashed", clock=lambda: NOW) as mem:
+        hits = hybrid(mem, "gateway")
+        assert (hits[0].content, hits[0].likeness, hits[0].lexical > 0) == ("gateway timeout", 0.0, True)
+        assert list(hybrid(mem, "gateway", min_similarity=0.1)) == []
