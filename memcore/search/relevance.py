@@ -79,7 +79,7 @@ def best_hybrid(
     n = len(words)
     if not n:
         return _ranked(snapshot, words.astype(np.float32), 0, Parts(*[words] * 5), "nothing to rank", ask)
-    base, gained, made = np.empty(n), np.empty(n), np.empty(n)
+    base, gained, made = np.empty(n), np.empty(n), np.zeros(n)
     named = times.spans(query, ask.now)
     temporal = times.nearness(_column(snapshot, "event_time"), named) if named else np.zeros(0)
     alike = np.zeros(n, np.float32)
@@ -110,10 +110,16 @@ def best_hybrid(
         _alike_exactly(snapshot, *about, np.flatnonzero(wanted), alike)
         relevance.bases(alike, words, temporal, WORDS, TIME, base)
         activation.activate(base, session, beside, names, gained)
-        known[chosen == 0] = -np.inf
+        few = np.flatnonzero(chosen)
+        among, known = known[few], np.full(n, -np.inf, np.float32)
+        known[few] = among
+        relevance.relevances(base[few], gained[few], activation.MOST, HALF, told := np.empty(len(few)))
+        made[few] = told
+    else:
+        relevance.relevances(base, gained, activation.MOST, HALF, made)
     snapshot.let_go()
-    relevance.relevances(base, gained, activation.MOST, HALF, made)
-    parts = Parts(made, alike, words, temporal if named else np.zeros(n), gained / activation.MOST)
+    gained /= activation.MOST
+    parts = Parts(made, alike, words, temporal if named else np.zeros(n), gained)
     return _ranked(snapshot, known, passed, parts, plan, ask)
 
 
