@@ -32,12 +32,12 @@ def count_rows(rows: I32, begins: I64, ends: I64, heads: I64, allowed: U8, most:
         for i in range(heads[g], heads[g + 1]):
             for p in range(begins[i], ends[i]):
                 r = rows[p]
-                if r < allowed.size and allowed[r] and most[r] == 0:
+                if 0 <= r < allowed.size and allowed[r] and most[r] == 0:
                     most[r] = 1
                     found[g] += 1
         for i in range(heads[g], heads[g + 1]):
             for p in range(begins[i], ends[i]):
-                if rows[p] < allowed.size:
+                if 0 <= rows[p] < allowed.size:
                     most[rows[p]] = 0
 
 
@@ -54,12 +54,12 @@ def add_scores(
         for i in range(heads[g], heads[g + 1]):
             for p in range(begins[i], ends[i]):
                 r = rows[p]
-                if r < allowed.size and allowed[r]:
+                if 0 <= r < allowed.size and allowed[r]:
                     most[r] = max(most[r], counts[p])
         for i in range(heads[g], heads[g + 1]):
             for p in range(begins[i], ends[i]):
                 r = rows[p]
-                if r < allowed.size and most[r] > 0:
+                if 0 <= r < allowed.size and most[r] > 0:
                     f = np.float64(most[r])
                     share = k1 * (1.0 - b + b * np.float64(lengths[r - first]) / mean)
                     scores[r] += idf[g] * f * (k1 + 1.0) / (f + share)

@@ -61,7 +61,7 @@ def _counted(snapshot: Snapshot, masks: Masks) -> tuple[list[Any], int, int]:
     parts, n, total = [], 0, 0
     for part, mask in zip(snapshot.parts, masks, strict=True):
         allowed = np.ones(part.n, np.uint8) if mask is EVERY else mask
-        chunks = postings.of(part.segment, part.n)
+        chunks = postings.of(part.segment, part.n, snapshot.coder.folder)
         n += int(np.count_nonzero(allowed))
         for chunk in chunks:
             here = allowed[chunk.first : chunk.first + chunk.n]

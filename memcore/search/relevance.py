@@ -145,9 +145,10 @@ def _alike(snapshot: Snapshot, query: F32, shift: float, scale: float, out: F32)
     def estimated(piece: tuple[int, Codes, int, int]) -> tuple[float, F32]:
         _, codes, first, last = piece
         products, totals = np.empty(last - first, np.float32), np.empty(last - first, np.int32)
-        one, two, three = (slab[first:last] for slab in codes.slabs)
+        one, two, three = (_lent(slab[first:last]) for slab in codes.slabs)
         numbers, told = asked[codes.rotation]
-        off = estimate(one, two, three, codes.scale, codes.missed, first, numbers, told, totals, products)
+        scale, missed = _lent(codes.scale[:]), _lent(codes.missed[:])
+        off = estimate(one, two, three, scale, missed, first, numbers, told, totals, products)
         return off, products
 
     def run() -> None:
@@ -164,6 +165,12 @@ def _alike(snapshot: Snapshot, query: F32, shift: float, scale: float, out: F32)
         centre.likely(products, shift, scale, out[base + first : base + last])
         error = max(error, (off + BOUND_ERROR + scan.dot_error(snapshot.dim)) * scale)
     return error
+
+
+def _lent(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view, read-only as codes that are mapped are: Numba compiles a kernel anew for an array that can be written."""
+    view.flags.writeable = False
+    return view
 
 
 def _alike_exactly(snapshot: Snapshot, query: F32, shift: float, scale: float, positions: I64, out: F32) -> None:

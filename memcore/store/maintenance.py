@@ -25,7 +25,7 @@ import numpy.typing as npt
 from memcore.clock import DAY, Clock, system, to_micros
 from memcore.config import UNDO_DAYS
 from memcore.errors import MemcoreError, StoreError, StoreLocked
-from memcore.store import cold, derived, files, graphs
+from memcore.store import cold, derived, files, graphs, postings
 from memcore.store import segment as segments
 from memcore.store.catalog import Catalog, Name
 from memcore.store.codes import DERIVED
@@ -109,6 +109,12 @@ class Maintenance:
             if thread is not None and thread is not threading.current_thread():
                 thread.join()
         self._commits.flush_counts()
+        segments = [s for p in list(self._catalog.partitions.values()) for s in p.shown.segments]
+        made = [s for s in segments if postings.whole(s) is not None and derived.lacks(self._catalog.coder, s)]
+        if made:  # a process that lives for one recall would else make them each time
+            with contextlib.suppress(OSError, StoreError), self._alone(None) as alone:
+                if alone:
+                    derived.keep(self._catalog.coder, made, lambda: False)
 
     def work(self, now: int | None = None) -> None:
         """All that is due at a time, by default now, unless another process is at it."""
@@ -140,10 +146,13 @@ class Maintenance:
         clocks = tuple(self.clocks) or (system,)
         return min(to_micros(clock(), "the clock's time") for clock in clocks)
 
-    def _derive(self) -> None:
-        """Has the codes of segment files made and kept, of the scopes that are in RAM."""
+    def _derive(self, *, all_words: bool = False) -> None:
+        """Has the codes of segment files made and kept, of the scopes that are in RAM; and postings, if they have been
+        made or `all_words` are to be.
+        """
         for partition in list(self._catalog.partitions.values()):
-            derived.keep(self._catalog.coder, partition.shown.segments, lambda: self._stopping)
+            segments = partition.shown.segments
+            derived.keep(self._catalog.coder, segments, lambda: self._stopping, all_words=all_words)
 
     # Graphs, which take minutes to make, and meanwhile no lock that writers or maintenance need
 
@@ -225,11 +234,11 @@ class Maintenance:
         """
         with self._catalog.graphs.kept_up():
             with self._alone(self._journal.lock_timeout):
-                before = self._size()
+                before, all_words = self._size(), self._asked_for_words()
                 dropped, written, removed = self._compact_files()
                 self._drop_graphs()
                 self._load_large()
-                self._derive()
+                self._derive(all_words=all_words)
             taker = object()
             self._takers.add(taker)  # else what the background is making would come at one core's speed, and untold
             try:
@@ -262,6 +271,12 @@ class Maintenance:
         self._tidy()
         self._refresh()
         return dropped, written, removed
+
+    def _asked_for_words(self) -> bool:
+        """Whether anyone has asked for what texts say: postings that nobody needs would take 20 us a row to make."""
+        return any((self.directory / DERIVED).glob("*.words.arrow")) or any(
+            segment.worded for p in list(self._catalog.partitions.values()) for segment in p.shown.segments
+        )
 
     def _drop_graphs(self) -> None:
         """Removes the graphs that may hold what was forgotten."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -72,7 +73,10 @@ def _sorted(first: int, terms: U64, rows: I32, counts: I32, lengths: I32, langua
     kinds = np.ones(len(terms), np.bool_)
     kinds[1:] = terms[1:] != terms[:-1]
     starts = np.append(np.flatnonzero(kinds), len(terms)).astype(np.int64)
-    return Chunk(first, len(lengths), terms[kinds], starts, rows, counts, lengths, languages)
+    arrays = (terms[kinds], starts, rows, counts, lengths)
+    for array in arrays:
+        array.flags.writeable = False  # as those are that were kept, and are mapped: see `relevance._lent`
+    return Chunk(first, len(lengths), *arrays, languages)
 
 
 def _joined(one: Chunk, two: Chunk) -> Chunk:
@@ -95,13 +99,25 @@ def reached(chunks: tuple[Chunk, ...], segment: Segment, upto: int) -> tuple[Chu
     return tuple(grown)
 
 
-def of(segment: Segment, n: int) -> tuple[Chunk, ...]:
-    """The chunks of at least a segment's first `n` rows, made when they are first asked for. Not under the lock."""
+def of(segment: Segment, n: int, folder: Path | None) -> tuple[Chunk, ...]:
+    """The chunks of at least a segment's first `n` rows, made or read from the folder of what is derived when they are
+    first asked for. Not under the lock.
+    """
     chunks: tuple[Chunk, ...] = segment.worded
     if _rows(chunks) < n:
         with _making, reading(segment.source):  # of two threads that make them at once, one would do it in vain
+            if folder is not None and segment.source is not None and not segment.worded:
+                from memcore.store import derived
+
+                segment.worded = derived.words_of(folder, segment)
             segment.worded = chunks = reached(segment.worded, segment, segment.n if segment.sealed else n)
     return chunks
+
+
+def whole(segment: Segment) -> Chunk | None:
+    """The one chunk of all rows of a sealed segment, if it has been made."""
+    chunks: tuple[Chunk, ...] = segment.worded
+    return chunks[0] if len(chunks) == 1 and chunks[0].n == segment.n else None
 
 
 def _rows(chunks: tuple[Chunk, ...]) -> int:

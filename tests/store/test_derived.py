@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import memcore
-from memcore.store import codes, derived, directory, graphs, segment, snapshot
+from memcore.store import codes, derived, directory, graphs, segment, snapshot, words
 from memcore_kernels import scan
 
 DIM, ROWS = 130, 120
@@ -327,3 +327,93 @@ def test_threads_that_ask_at_once_make_them_once(monkeypatch):
         for thread in threads:
             thread.join(60)
         assert sorted(made) == [-ROWS, -ROWS, ROWS]
+
+
+# Postings
+
+
+def by_words(mem: memcore.Memory) -> list[list[tuple[str, float]]]:
+    queries = ("row 7", "row", "12 of them")
+    return [[(hit.content, hit.lexical) for hit in mem.recall(query, relevance="lexical", k=9)] for query in queries]
+
+
+def words_kept(path: Any) -> list[str]:
+    return [name for name in kept(path) if name.endswith(".words.arrow")]
+
+
+def test_postings_that_were_made_are_kept_for_the_next_process(tmp_path, monkeypatch):
+    with filled(tmp_path) as mem:
+        mem.compact()
+        assert words_kept(tmp_path) == []  # nobody has asked for words
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        expected = by_words(mem)
+    assert len(words_kept(tmp_path)) == 2
+    made: list[int] = []
+    terms = words.terms
+    monkeypatch.setattr(words, "terms", lambda text: made.append(1) or terms(text))
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        assert by_words(mem) == expected
+        assert made == []
+        assert mem.verify().ok
+        mem.remember("row 1000 of them")
+        assert by_words(mem) != expected
+        assert len(made) == 1
+
+
+def test_compact_makes_them_where_words_have_been_asked_for(tmp_path):
+    with filled(tmp_path, 2 * ROWS) as mem:
+        by_words(mem)
+        mem.compact()
+        first = words_kept(tmp_path)
+        assert len(first) == 2
+        mem.forget(where={"content": "row 7"}, erase=True)
+        mem.compact()
+        assert words_kept(tmp_path) != first
+        assert len(words_kept(tmp_path)) == 2
+        assert not any(content == "row 7" for found in by_words(mem) for content, _ in found)
+
+
+@pytest.mark.parametrize(
+    "harm", ["cut", "gone", "other rows", "another reading", "starts that fall", "rows elsewhere", "garbage"]
+)
+def test_postings_that_do_not_fit_count_as_not_there(tmp_path, harm):
+    with filled(tmp_path) as mem:
+        expected = by_words(mem)
+        mem.compact()
+        assert by_words(mem) == expected
+    path = tmp_path / "derived" / words_kept(tmp_path)[0]
+    about, cells = derived._opened(path)
+    arrays = {name: cells[name].view(dtype).copy() for name, dtype in derived._POSTINGS.items()}
+    if harm == "cut":
+        path.write_bytes(path.read_bytes()[:100])
+    elif harm == "gone":
+        path.unlink()
+    elif harm == "garbage":
+        path.write_bytes(b"x" * 1_000)
+    else:
+        if harm == "other rows":
+            about["rows"] += 1
+        elif harm == "another reading":
+            about["format"] = derived.READING + 1
+        elif harm == "starts that fall":
+            arrays["starts"][1] = 1 << 40
+        else:
+            arrays["rows"][:] = -5
+        derived._write(path, about, arrays)
+    with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+        found = by_words(mem)
+        assert found == expected or harm == "rows elsewhere"  # which no kernel reads behind
+    if harm in ("cut", "garbage"):
+        with memcore.open(tmp_path, embedder=None, clock=lambda: 1.8e9) as mem:
+            assert by_words(mem) == expected
+
+
+def test_a_damaged_file_of_postings_is_told(tmp_path):
+    with filled(tmp_path) as mem:
+        by_words(mem)
+        mem.compact()
+    path = tmp_path / "derived" / words_kept(tmp_path)[0]
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    assert derived.damaged_in(tmp_path / "derived") == [path]
