@@ -71,6 +71,6 @@ def test_anything_else_is_refused(spec, shown):
         resolve(spec)
     assert str(error.value) == (
         f"embedder is {shown}; allowed are 'static', 'hashed', 'e5', the URL of an embeddings API with #MODEL behind "
-        "it, 'sentence-transformers/MODEL', an object with name, dim, fingerprint and embed, or a callable that takes a "
-        "list of texts and returns one row of numbers for each"
+        "it, 'sentence-transformers/MODEL', an object with name, dim, fingerprint and embed, or a callable that takes "
+        "a list of texts and returns one row of numbers for each"
     )
