@@ -454,9 +454,7 @@ class Scope:
                 break  # or `reembed`, or the first vector, has come in between
         many: builtins.list[Recall] = [None] * len(embedded)  # type: ignore[list-item]
         for (scope, places), there in zip(shares.items(), snapshots, strict=True):
-            session, role = scope._narrowing()
-            mine = replace(selection, session=session, role=role)
-            found = scope._recall_many(there, mine, condition, embedded[places], ask)
+            found = scope._recall_many(there, scope._narrowed(selection), condition, embedded[places], ask)
             for place, hits in zip(places, found, strict=True):
                 many[place] = hits
         return many
@@ -499,8 +497,7 @@ class Scope:
                 break  # or `reembed`, or the first vector, has come in between
         many: builtins.list[Recall] = [None] * len(queries)  # type: ignore[list-item]
         for (scope, places), there in zip(shares.items(), snapshots, strict=True):
-            session, role = scope._narrowing()
-            mine = replace(selection, session=session, role=role)
+            mine = scope._narrowed(selection)
             for place in places:
                 found = _by_text(there, mine, condition, relevance, queries[place], vectors[place], ask)
                 (many[place],) = self._fitting([found], ask)
@@ -1131,6 +1128,11 @@ class Scope:
             None if self.session_id is None else catalog.known_code(self.session_id),
             None if self.agent_role is None else catalog.known_code(self.agent_role),
         )
+
+    def _narrowed(self, selection: Selection) -> Selection:
+        """What another scope of the store selects, as far as it is of this one's session and role."""
+        session, role = self._narrowing()
+        return replace(selection, session=session, role=role)
 
     def _moments(self, now: object, as_of: object) -> tuple[int, int | None]:
         then = None if as_of is None else clock.to_micros(as_of, "as_of")
